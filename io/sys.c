@@ -1,0 +1,121 @@
+#define _GNU_SOURCE
+#include "io/sys.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+static int os_open(const char *path, int flags, mode_t mode) {
+  return open(path, flags | O_CLOEXEC, mode);
+}
+
+static void *os_mmap(size_t len, int fd, off_t at) {
+  return mmap(NULL, len, PROT_READ, MAP_PRIVATE, fd, at);
+}
+
+static int os_stat(const char *path, struct stat *st) {
+  return stat(path, st);
+}
+
+static int os_fstat(int fd, struct stat *st) {
+  return fstat(fd, st);
+}
+
+static int64_t os_clock_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static int64_t os_wall_s(void) {
+  return (int64_t)time(NULL);
+}
+
+const mr_sys mr_sys_os = {
+    .open = os_open,
+    .close = close,
+    .read = read,
+    .write = write,
+    .pread = pread,
+    .pwrite = pwrite,
+    .fdatasync = fdatasync,
+    .fsync = fsync,
+    .ftruncate = ftruncate,
+    .rename = rename,
+    .unlink = unlink,
+    .rmdir = rmdir,
+    .mkdir = mkdir,
+    .stat = os_stat,
+    .fstat = os_fstat,
+    .flock = flock,
+    .mmap = os_mmap,
+    .munmap = munmap,
+    .clock_ns = os_clock_ns,
+    .wall_s = os_wall_s,
+};
+
+const mr_sys *mr_sys_now = &mr_sys_os;
+
+ssize_t mr_sys_read_full(int fd, void *buf, size_t n) {
+  size_t done = 0;
+  while (done < n) {
+    ssize_t k = mr_sys_now->read(fd, (char *)buf + done, n - done);
+    if (k < 0 && errno == EINTR)
+      continue;
+    if (k < 0)
+      return -1;
+    if (k == 0)
+      break;
+    done += (size_t)k;
+  }
+  return (ssize_t)done;
+}
+
+ssize_t mr_sys_pread_full(int fd, void *buf, size_t n, off_t at) {
+  size_t done = 0;
+  while (done < n) {
+    ssize_t k = mr_sys_now->pread(fd, (char *)buf + done, n - done, at + (off_t)done);
+    if (k < 0 && errno == EINTR)
+      continue;
+    if (k < 0)
+      return -1;
+    if (k == 0)
+      break;
+    done += (size_t)k;
+  }
+  return (ssize_t)done;
+}
+
+int mr_sys_write_full(int fd, const void *buf, size_t n) {
+  size_t done = 0;
+  while (done < n) {
+    ssize_t k = mr_sys_now->write(fd, (const char *)buf + done, n - done);
+    if (k < 0 && errno == EINTR)
+      continue;
+    if (k < 0)
+      return -1;
+    done += (size_t)k;
+  }
+  return 0;
+}
+
+int mr_sys_pwrite_full(int fd, const void *buf, size_t n, off_t at) {
+  size_t done = 0;
+  while (done < n) {
+    ssize_t k = mr_sys_now->pwrite(fd, (const char *)buf + done, n - done, at + (off_t)done);
+    if (k < 0 && errno == EINTR)
+      continue;
+    if (k < 0)
+      return -1;
+    done += (size_t)k;
+  }
+  return 0;
+}
+
+double mr_sys_seconds(void) {
+  return (double)mr_sys_now->clock_ns() * 1e-9;
+}

@@ -1,0 +1,50 @@
+/* kvcache.h: paged keys and values: a pool of pages with reference counts, and the block table of a sequence.
+ *
+ * A page holds MR_KV_BLOCK tokens of one sequence for all layers, contiguous (one copy moves it): layer l at
+ * l * layer_bytes, inside it for each kv head its K part, then its V part (kernels/kernels.h).
+ * Sequences share full pages by reference (a prompt's choices, continuations, shared prefixes); a partly filled
+ * page is copied before it is written by a second owner. No allocation after mr_kv_open.
+ */
+#ifndef MR_SRC_KVCACHE_H
+#define MR_SRC_KVCACHE_H
+
+#include <stdint.h>
+
+#include "io/err.h"
+#include "kernels/kernels.h"
+#include "src/config.h"
+
+typedef struct mr_kv mr_kv;
+
+typedef struct mr_kv_seq { /* block table of one sequence; pages[i] holds positions 32i.. */
+  int32_t *pages;          /* page numbers; owned */
+  int n_pages, cap_pages;
+  int len;                 /* tokens stored */
+} mr_kv_seq;
+
+size_t mr_kv_page_bytes(const mr_config *c, mr_kv_type type);
+size_t mr_kv_token_bytes(const mr_config *c, mr_kv_type type); /* a page's share */
+
+/* n_pages pages in one allocation. */
+mr_code mr_kv_open(mr_kv **out, const mr_config *c, mr_kv_type type, int n_pages, mr_err *err);
+void mr_kv_close(mr_kv *kv);
+int mr_kv_free_pages(const mr_kv *kv);
+int mr_kv_total_pages(const mr_kv *kv);
+mr_kv_type mr_kv_type_of(const mr_kv *kv);
+size_t mr_kv_layer_bytes(const mr_kv *kv);
+uint8_t *mr_kv_page(const mr_kv *kv, int32_t page);
+
+/* A block table with room for max_len tokens; owns no pages yet. */
+mr_code mr_kv_seq_init(mr_kv_seq *s, int max_len, mr_err *err);
+/* Makes room for `more` tokens after s->len: takes pages, copies a shared last page. MR_E_AGAIN (nothing changed)
+ * when too few are free. Does not change s->len; the forward pass does. */
+mr_code mr_kv_seq_reserve(mr_kv *kv, mr_kv_seq *s, int more);
+/* dst (initialized, empty) shares the first `len` tokens of src by reference. */
+void mr_kv_seq_share(mr_kv *kv, mr_kv_seq *dst, const mr_kv_seq *src, int len);
+/* Drops pages that no window can read any more: all positions below `first`. */
+void mr_kv_seq_drop(mr_kv *kv, mr_kv_seq *s, int first);
+/* Gives back the pages; len = 0. */
+void mr_kv_seq_release(mr_kv *kv, mr_kv_seq *s);
+void mr_kv_seq_free(mr_kv *kv, mr_kv_seq *s); /* release and the table itself */
+
+#endif
