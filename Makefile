@@ -47,3 +47,76 @@ $(BUILD)/tests/%: tests/unit/%.c $(LIB)
 	$(CC) $(CFLAGS) -o $@ $< $(LIB) $(LDFLAGS) -lcmocka $(LDLIBS)
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+
+# ---------------------------------------------------------------- set-up
+.PHONY: deps deps-check models model
+deps: ## install what is missing (Debian packages; needs root or sudo)
+	@scripts/setup.sh build
+
+deps-check:
+	@scripts/setup.sh build --quiet
+
+SMOLLM2 := models/SmolLM2-135M-Instruct.Q4_1.gguf
+GEMMA3 := models/gemma-3-270m-q4_k_m.gguf
+
+model: $(SMOLLM2) ## get the default model (98 MB)
+models: $(SMOLLM2) $(GEMMA3) ## get both test models (350 MB)
+
+$(SMOLLM2):
+	@scripts/get-models.sh smollm2
+$(GEMMA3):
+	@scripts/get-models.sh gemma3
+
+# ---------------------------------------------------------------- the demo
+.PHONY: demo
+demo: all model ## build, get the default model, run the example job, show results and report
+	@scripts/demo.sh $(BIN) $(SMOLLM2)
+
+# ---------------------------------------------------------------- tests
+.PHONY: test check check-long unit cli tidy clang asan ubsan tsan test-programs
+test-programs: $(BIN) $(TESTS)
+
+test: ## all tests that CI runs; installs what they need
+	@scripts/setup.sh test --quiet
+	@$(MAKE) --no-print-directory -j$$(nproc) all test-programs
+	@$(MAKE) --no-print-directory model
+	@tests/run.sh $(BUILD) unit cli tidy clang asan
+
+check: ## test, with the unit tests on every instruction set and the second model
+	@scripts/setup.sh test --quiet
+	@$(MAKE) --no-print-directory -j$$(nproc) all test-programs
+	@$(MAKE) --no-print-directory models
+	@tests/run.sh $(BUILD) unit isa cli tidy clang asan
+
+check-long: ## check, and the sanitizer builds of every suite, and valgrind (about an hour)
+	@$(MAKE) --no-print-directory check
+	@tests/run.sh $(BUILD) asan-all tsan valgrind
+
+unit cli tidy clang: ## one suite of the tests
+	@scripts/setup.sh test --quiet
+	@$(MAKE) --no-print-directory -j$$(nproc) all test-programs
+	@tests/run.sh $(BUILD) $@
+
+asan ubsan: ## unit tests built with address and undefined-behaviour sanitizers
+	@tests/run.sh $(BUILD) asan-all
+tsan: ## unit tests built with the thread sanitizer
+	@tests/run.sh $(BUILD) tsan
+
+# ---------------------------------------------------------------- bench, install
+.PHONY: bench install clean help
+bench: all model ## the machine's limits, each kernel's share of them, engine throughput
+	@$(BIN) bench machine
+	@$(BIN) bench kernels
+	@for b in 1 8 64 128; do $(BIN) bench throughput -m $(SMOLLM2) --prompt 128 --gen 32 --batch $$b; done
+	@$(BIN) bench throughput -m $(SMOLLM2) --prompt 512 --gen 0 --batch 8
+
+install: all ## install under PREFIX (default /usr/local)
+	install -Dm755 $(BIN) $(DESTDIR)$(PREFIX)/bin/millrace
+	install -Dm644 docs/millrace.1 $(DESTDIR)$(PREFIX)/share/man/man1/millrace.1
+	install -Dm644 docs/millrace.bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/millrace
+
+clean: ## remove what was built (models stay)
+	rm -rf $(BUILD)
+
+help: ## this list
+	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z -]+):[^#]*## /\1\t/' | awk -F'\t' '{printf "  %-24s %s\n", $$1, $$2}'

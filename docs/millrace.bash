@@ -1,0 +1,17 @@
+# bash completion of millrace
+_millrace() {
+  local cur=${COMP_WORDS[COMP_CWORD]} cmd=${COMP_WORDS[1]:-}
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    COMPREPLY=($(compgen -W "run plan status check model bench devices --help --version" -- "$cur"))
+  elif [ "$cmd" = model ] && [ "$COMP_CWORD" -eq 2 ]; then
+    COMPREPLY=($(compgen -W "info tokenize detokenize template" -- "$cur"))
+  elif [ "$cmd" = bench ] && [ "$COMP_CWORD" -eq 2 ]; then
+    COMPREPLY=($(compgen -W "kernels machine throughput" -- "$cur"))
+  elif [[ $cur == -* ]]; then
+    # the help page is the one list of options
+    COMPREPLY=($(compgen -W "$(millrace "$cmd" --help 2>/dev/null | grep -oE -- '--[a-z-]+' | sort -u)" -- "$cur"))
+  else
+    COMPREPLY=($(compgen -f -- "$cur"))
+  fi
+}
+complete -o filenames -F _millrace millrace

@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Runs suites and counts tests. tests/run.sh BUILD SUITE...; the last line is "N passed, N failed, N skipped".
+#   unit      every unit test program            isa        the numeric ones on every instruction set of this CPU
+#   cli       golden command-line tests          tidy       style and layout of the sources
+#   clang     the whole tree builds with clang   asan       a bounded share of unit, address and UB sanitizers
+#   asan-all  all of unit, the same              tsan       the threaded ones, thread sanitizer
+#   valgrind  one small job under memcheck
+set -uo pipefail
+cd "$(dirname "$0")/.."
+build=$1
+shift
+passed=0 failed=0 skipped=0
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+result() { # name rc: counts one plain check
+  if [ "$2" -eq 0 ]; then
+    passed=$((passed + 1)); echo "ok   $1"
+  else
+    failed=$((failed + 1)); echo "FAIL $1"; tail -n 40 "$log"
+  fi
+}
+
+sum_of() { grep -aE "^\[ *$1 *\] [0-9]+ test" "$log" | sed -E 's/^[^]]*\] ([0-9]+).*/\1/' | awk '{s += $1} END {print s + 0}'; }
+
+program() { # label path: counts the tests of one cmocka program
+  local start=$SECONDS rc p f s
+  timeout 900 "$2" >"$log" 2>&1
+  rc=$?
+  p=$(sum_of PASSED) f=$(sum_of FAILED) s=$(sum_of SKIPPED)
+  if [ $rc -ne 0 ] && [ "$f" -eq 0 ]; then
+    f=1 # it crashed, timed out or leaked
+  fi
+  if [ $rc -eq 0 ] && [ $((p + s)) -eq 0 ]; then
+    f=1 # a program that ran no test proves nothing
+  fi
+  passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+  if [ "$f" -eq 0 ]; then
+    echo "ok   $1: $p passed, $s skipped ($((SECONDS - start)) s)"
+  else
+    echo "FAIL $1: $p passed, $f failed, exit $rc"
+    grep -aE '\[ *(FAILED|ERROR) *\]|error:|ERROR:|SUMMARY' "$log" | head -n 40
+    tail -n 25 "$log"
+  fi
+}
+
+unit() { for t in "$1"/tests/test_*; do [[ $t == *.d ]] || program "${2:-}$(basename "$t")" "$t"; done; }
+
+isa() {
+  for name in $("$build/millrace" devices --json | python3 -c 'import json,sys; print(*json.load(sys.stdin)["devices"][0]["isa"])'); do
+    for t in forward oracle engine; do
+      MILLRACE_ISA=$name program "$name test_$t" "$build/tests/test_$t"
+    done
+  done
+}
+
+sanitized() { # mode names...: builds and runs the named test programs
+  local mode=$1 t
+  shift
+  if ! make --no-print-directory -j"$(nproc)" MODE="$mode" BUILD="$build/$mode" CC=clang \
+      "$build/$mode/millrace" "${@/#/$build/$mode/tests/}" >"$log" 2>&1; then
+    result "$mode build" 1
+    return
+  fi
+  for t in "$@"; do program "$mode $t" "$build/$mode/tests/$t"; done
+}
+
+all_tests() { basename -a tests/unit/test_*.c | sed 's/\.c$//'; }
+
+for suite in "$@"; do
+  echo "== $suite"
+  case $suite in
+    unit) unit "$build" ;;
+    isa) isa ;;
+    cli) for t in tests/cli/*/; do tests/cli/one.sh "$build/millrace" "$t" >"$log" 2>&1; result "cli $(basename "$t")" $?; done ;;
+    tidy) python3 tests/tidy.py >"$log" 2>&1; result tidy $? ;;
+    clang)
+      make --no-print-directory -j"$(nproc)" BUILD="$build/clang" CC=clang "$build/clang/millrace" >"$log" 2>&1
+      result "clang build" $? ;;
+    asan) sanitized asan $(cat tests/asan-fast.txt) ;;
+    asan-all) sanitized asan $(all_tests) ;;
+    tsan) sanitized tsan test_pool test_forward test_engine ;;
+    valgrind) tests/valgrind.sh "$build/millrace" >"$log" 2>&1; result valgrind $? ;;
+    *) echo "unknown suite $suite" >&2; exit 64 ;;
+  esac
+done
+echo
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
