@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "io/mem.h"
 
 #include <stdatomic.h>

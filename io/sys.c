@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "io/sys.h"
 
 #include <errno.h>
