@@ -7,6 +7,10 @@
  * Every option of `run` has the same name in a JOB.json: "max-tokens": 64 for --max-tokens 64, and nested objects
  * join with a dash: {"kv": {"memory": "2GiB"}} is --kv-memory 2GiB. An unknown name is refused with the nearest
  * known one (64 on the command line, 78 in a file).
+ *
+ * RUN and PLAN take JOB.json (a first argument that ends in .json) and inputs; RUN needs a model, an output and an
+ * input, PLAN a model and an input. STATUS and CHECK take one argument: the output (or its OUT), kept in j->output.
+ * With -h only `help` is set and nothing else is checked.
  */
 #ifndef MR_JOBS_OPTIONS_H
 #define MR_JOBS_OPTIONS_H
@@ -27,15 +31,13 @@ typedef struct mr_job {
   int n_inputs;
   char *model, *output;
   mr_output_format format;
-  char *base;               /* output without .jsonl[.zst|.gz]: OUT of the contract */
+  char *base;               /* output without .jsonl[.zst|.gz]: OUT of the contract; NULL for standard output */
   mr_compute compute;
   char *device;
   int threads, max_batch, max_step_tokens, context;
   bool pin;
-  uint64_t kv_memory, kv_disk, device_memory;
-  char *kv_type, *kv_policy, *spill_dir;
-  bool prefix_sharing;
-  int shard, shards;        /* 1-based I of N; 0, 0: whole */
+  uint64_t kv_memory;       /* bytes; 0: chosen */
+  int kv_type;              /* mr_kv_type; -1: by the compute mode */
   int until_min;            /* minutes of the day; -1: none */
   double time_limit_s;      /* 0: none */
   uint64_t max_line;        /* bytes */
@@ -46,18 +48,25 @@ typedef struct mr_job {
   bool expire, keep_prompt, completion_order;
   json_t *defaults;         /* body parameters of rows that are silent; owned; NULL: none */
   mr_progress_kind progress;
-  char *metrics_file;
+  char *metrics_file;       /* or NULL */
   int zstd_level;
   bool json;                /* plan, status: machine-readable */
   bool help;
 } mr_job;
 
-typedef enum mr_command { MR_CMD_RUN, MR_CMD_PLAN, MR_CMD_STATUS, MR_CMD_CHECK, MR_CMD_MERGE } mr_command;
+typedef enum mr_command { MR_CMD_RUN, MR_CMD_PLAN, MR_CMD_STATUS, MR_CMD_CHECK } mr_command;
 
 void mr_job_init(mr_job *j);
 void mr_job_free(mr_job *j);
+/* argv[0] is the command's name and is skipped. MR_E_USAGE, MR_E_CONFIG (JOB.json), MR_E_NOINPUT (no JOB.json). */
 mr_code mr_job_parse(mr_job *j, mr_command cmd, int argc, char **argv, mr_err *err);
 void mr_job_help(mr_command cmd); /* to standard output */
+
+/* The engine's share of the options; strings are borrowed from j. */
+void mr_job_engine_opts(const mr_job *j, mr_engine_opts *opts);
+
+/* Refuses (MR_E_USAGE) an output that is one of the inputs, or that lies in a directory given as input. */
+mr_code mr_job_check_output(const mr_job *j, mr_err *err);
 
 /* The options that change results, as one JSON object with sorted keys: part of the state's identity. Owned by caller. */
 json_t *mr_job_result_options(const mr_job *j);

@@ -39,4 +39,11 @@ typedef struct mr_row_keep {
 mr_code mr_row_request(const mr_plan_record *rec, const mr_vocab *v, mr_request *req, mr_row_keep *keep, mr_err *err);
 void mr_row_keep_free(mr_row_keep *keep);
 
+/* The id of a row (custom_id, id or row-<line>; NULL for a bad row without one) from its parsed record JSON: borrowed,
+ * *len bytes (it may hold NUL). */
+const char *mr_row_id(const json_t *record, size_t *len);
+
+/* True if `name` is a body parameter that rows may have (what --defaults accepts too). */
+bool mr_row_is_param(const char *name);
+
 #endif

@@ -10,7 +10,8 @@
 
 typedef struct mr_schedule mr_schedule;
 
-/* `skip(ctx, row)` true: the row is done already. */
+/* `skip(ctx, row)` true: the row is done already (skip may be NULL). Rows of kind MR_ROW_BAD that are not skipped come
+ * first, in input order: their error lines need no engine. */
 mr_code mr_schedule_open(mr_schedule **out, const mr_plan *p, bool (*skip)(void *ctx, uint64_t row), void *ctx,
                          mr_err *err);
 bool mr_schedule_next(mr_schedule *s, uint64_t *row); /* false: no more */
