@@ -48,9 +48,11 @@ mr_code mr_plan_create(mr_plan_writer **out, const char *dir, mr_err *err);
 mr_code mr_plan_add_file(mr_plan_writer *w, const char *name, mr_err *err);
 /* rec->row is ignored: rows are appended in order; e.offset, bytes and check are filled in. */
 mr_code mr_plan_append(mr_plan_writer *w, const mr_plan_record *rec, mr_err *err);
-/* Syncs both files and the directory, and writes plan.head last: a plan without a whole head is made again. `digest`
- * (or NULL) is kept in the head: what the plan was made from. Frees w, whatever it returns. */
-mr_code mr_plan_finish(mr_plan_writer *w, const char *digest, mr_err *err);
+/* What the plan was made from (hex, kept in the head); mr_preflight_run sets the digest of the inputs. */
+void mr_plan_set_digest(mr_plan_writer *w, const char *digest);
+/* Syncs both files and the directory, and writes plan.head last: a plan without a whole head is made
+ * again. Frees w, whatever it returns. */
+mr_code mr_plan_finish(mr_plan_writer *w, mr_err *err);
 void mr_plan_abandon(mr_plan_writer *w); /* frees w and removes its files; NULL is fine */
 
 /* MR_E_NOINPUT: no plan.head there; MR_E_DATA: damaged. */
@@ -60,7 +62,7 @@ uint64_t mr_plan_rows(const mr_plan *p);
 uint64_t mr_plan_bad_rows(const mr_plan *p);
 uint64_t mr_plan_prompt_tokens(const mr_plan *p);
 uint64_t mr_plan_output_tokens_max(const mr_plan *p);
-const char *mr_plan_digest(const mr_plan *p);                /* as given to finish; "" for none */
+const char *mr_plan_digest(const mr_plan *p);                /* "": none */
 uint32_t mr_plan_n_files(const mr_plan *p);
 const char *const *mr_plan_files(const mr_plan *p);          /* n_files names; what mr_render.files wants */
 const mr_plan_entry *mr_plan_entry_at(const mr_plan *p, uint64_t row); /* mapped; row < rows */
