@@ -39,6 +39,8 @@ struct mr_pool {
   void *ctx;
   int n_items;
   int threads, spins;
+  int pinned;                           /* the caller's thread was bound to a CPU: */
+  cpu_set_t before;                     /* what it might use before */
   struct worker *workers;               /* [threads - 1] */
 };
 
@@ -138,21 +140,22 @@ static void stop_workers(mr_pool *p, int n) {
   atomic_store(&p->quit, 1);
   wake_workers(p, INT_MAX);
   for (int i = 0; i < n; i++) pthread_join(p->workers[i].thread, NULL);
+  if (p->pinned) (void)pthread_setaffinity_np(pthread_self(), sizeof p->before, &p->before);
 }
 
 /* Starts the workers; returns how many run. */
 static int start_workers(mr_pool *p, int pin) {
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) pin = 0;
+  if (sched_getaffinity(0, sizeof p->before, &p->before) != 0) pin = 0;
   int n = 0;
   for (; n < p->threads - 1; n++) {
     struct worker *w = &p->workers[n];
     w->pool = p;
     w->index = n + 1;
     if (pthread_create(&w->thread, NULL, worker_main, w) != 0) break;
-    if (pin) pin_thread(w->thread, &allowed, n + 1);
+    if (pin) pin_thread(w->thread, &p->before, n + 1);
   }
-  if (pin) pin_thread(pthread_self(), &allowed, 0);
+  if (pin) pin_thread(pthread_self(), &p->before, 0);
+  p->pinned = pin;
   return n;
 }
 
