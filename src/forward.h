@@ -7,24 +7,9 @@
 #ifndef MR_SRC_FORWARD_H
 #define MR_SRC_FORWARD_H
 
-#include "src/kvcache.h"
-#include "src/model.h"
-
-typedef struct mr_run {
-  mr_kv_seq *seq;          /* room reserved for n tokens; len grows by n when the step succeeds */
-  const int32_t *tokens;   /* n ids, each below n_vocab */
-  int n;
-  const uint8_t *want;     /* n flags: 1 = logits after this token; NULL: only after the last */
-  int no_logits;           /* 1: want nothing */
-} mr_run;
+#include "src/backend.h" /* mr_run, mr_step_stats */
 
 typedef struct mr_forward mr_forward; /* activations and scratch for steps of up to max_tokens; owned */
-
-typedef struct mr_step_stats {
-  double seconds, gemm_s, attn_s, other_s; /* wall time of the phases */
-  double flops;                            /* of the GEMMs and of attention */
-  double bytes;                            /* weights and KV read, at least */
-} mr_step_stats;
 
 mr_code mr_forward_open(mr_forward **out, const mr_model *m, const mr_kernels *k, mr_pool *pool, mr_kv *kv,
                         int max_tokens, int max_logits, mr_err *err);

@@ -1,0 +1,162 @@
+/* Attention of a step. A tile is the new tokens of one run that lie in one KV page (at most MR_KV_BLOCK, which is
+ * MR_ATTN_TILE); a work item is (tile, kv head): its query heads, its K and V. Two workers never write into the
+ * same part of a page. Where every run is one tile, a tile's keys are all there once it has stored its own, so
+ * store and attention are one pass; else all tiles are stored first. */
+#include "src/backend_cpu.h"
+
+#include <string.h>
+
+#include "io/sys.h"
+
+typedef struct job {
+  mr_cpu *c;
+  const mr_attend *op;
+  size_t part;               /* bytes of a K or V part */
+  mr_attn attn;              /* what all tiles have in common */
+} job;
+
+/* Keys that the tile's queries read, summed. */
+static double tile_keys(const mr_tile *t, int window) {
+  double keys = t->pos + (t->n + 1) / 2.0;
+  return t->n * (window > 0 && keys > window ? window : keys);
+}
+
+static int log2_floor(double x) {
+  int n = 0;
+  for (; x >= 2 && n < 63; x /= 2)
+    n++;
+  return n;
+}
+
+/* Longest first, to a factor of two: a counting sort by the logarithm of the work. */
+static void sort_tiles(mr_cpu *c) {
+  int count[64] = {0};
+  for (int i = 0; i < c->n_tiles; i++)
+    count[log2_floor(tile_keys(&c->tiles[i], 0))]++;
+  for (int b = 63, at = 0; b >= 0; b--) {
+    int n = count[b];
+    count[b] = at;
+    at += n;
+  }
+  for (int i = 0; i < c->n_tiles; i++)
+    c->sorted[count[log2_floor(tile_keys(&c->tiles[i], 0))]++] = c->tiles[i];
+}
+
+void mr_cpu_tile(mr_cpu *c) {
+  int row = 0;
+  c->n_tiles = 0;
+  for (int r = 0; r < c->batch.n_runs; r++) {
+    int pos = c->batch.runs[r].seq->len, left = c->batch.runs[r].n;
+    while (left > 0) {
+      int n = MR_KV_BLOCK - pos % MR_KV_BLOCK;
+      n = n < left ? n : left;
+      c->tiles[c->n_tiles++] = (mr_tile){.run = r, .row = row, .n = n, .pos = pos};
+      row += n;
+      pos += n;
+      left -= n;
+    }
+  }
+  sort_tiles(c);
+}
+
+static void norm_rope(const job *j, float *x, const float *norm, int pos) {
+  const mr_config *cfg = &j->c->m->c;
+  const mr_rope_table *rope = &j->c->rope[j->op->local];
+  if (norm && !j->op->norm_full)
+    j->c->k->rmsnorm(x, x, norm, cfg->head_dim, cfg->eps);
+  if (rope->n_rot)
+    j->c->k->rope(x, mr_rope_row(rope, pos), rope->n_rot, cfg->arch.rope == MR_ROPE_INTERLEAVED);
+}
+
+static void store(const job *j, const mr_tile *t, int head) {
+  const mr_attend *op = j->op;
+  size_t dim = (size_t)j->attn.head_dim;
+  int group = j->attn.n_heads / j->attn.n_kv_heads;
+  const mr_kv_seq *seq = j->c->batch.runs[t->run].seq;
+  uint8_t *k_part = mr_kv_page(j->c->kv, seq->pages[t->pos / MR_KV_BLOCK]) + j->attn.layer_offset +
+                    (size_t)head * 2 * j->part;
+  for (int i = 0; i < t->n; i++) {
+    float *q = mr_cpu_row(op->q, t->row + i) + (size_t)head * (size_t)group * dim;
+    float *k = mr_cpu_row(op->k, t->row + i) + (size_t)head * dim;
+    for (int g = 0; g < group; g++)
+      norm_rope(j, q + (size_t)g * dim, op->q_norm, t->pos + i);
+    norm_rope(j, k, op->k_norm, t->pos + i);
+    j->c->k->kv_store(k_part, k_part + j->part, k, mr_cpu_row(op->v, t->row + i) + (size_t)head * dim,
+                      j->attn.head_dim, (t->pos + i) % MR_KV_BLOCK, j->attn.type);
+  }
+}
+
+static void attend(const job *j, const mr_tile *t, int head, int worker) {
+  mr_attn a = j->attn;
+  a.q = mr_cpu_row(j->op->q, t->row);
+  a.out = mr_cpu_row(j->op->out, t->row);
+  a.n_q = t->n;
+  a.pos0 = t->pos;
+  a.pages = j->c->batch.runs[t->run].seq->at;
+  j->c->k->attention(&a, head, 0, t->n, j->c->attn + (size_t)worker * j->c->attn_bytes);
+}
+
+static void store_item(void *ctx, int item, int worker) {
+  const job *j = ctx;
+  (void)worker;
+  store(j, &j->c->sorted[item / j->attn.n_kv_heads], item % j->attn.n_kv_heads);
+}
+
+static void attend_item(void *ctx, int item, int worker) {
+  const job *j = ctx;
+  attend(j, &j->c->sorted[item / j->attn.n_kv_heads], item % j->attn.n_kv_heads, worker);
+}
+
+static void both_item(void *ctx, int item, int worker) {
+  store_item(ctx, item, worker);
+  attend_item(ctx, item, worker);
+}
+
+/* Norms over all heads of a token at once cannot be cut by heads. */
+static void full_norm_row(void *ctx, int item, int worker) {
+  const job *j = ctx;
+  const mr_config *cfg = &j->c->m->c;
+  (void)worker;
+  float *q = mr_cpu_row(j->op->q, item), *k = mr_cpu_row(j->op->k, item);
+  if (j->op->q_norm)
+    j->c->k->rmsnorm(q, q, j->op->q_norm, j->op->q->cols, cfg->eps);
+  if (j->op->k_norm)
+    j->c->k->rmsnorm(k, k, j->op->k_norm, j->op->k->cols, cfg->eps);
+}
+
+static void describe(job *j) {
+  const mr_config *cfg = &j->c->m->c;
+  const mr_kv *kv = j->c->kv;
+  j->part = mr_kv_part_bytes(mr_kv_type_of(kv), cfg->head_dim);
+  j->attn = (mr_attn){.q_ld = j->op->q->ld, .out_ld = j->op->out->ld, .n_heads = cfg->n_heads,
+                      .n_kv_heads = cfg->n_kv_heads, .head_dim = cfg->head_dim, .type = mr_kv_type_of(kv),
+                      .layer_offset = (size_t)j->op->layer * mr_kv_layer_bytes(kv), .scale = cfg->attn_scale,
+                      .softcap = cfg->attn_softcap, .window = j->op->window, .slopes = j->op->slopes};
+}
+
+static void count(const job *j) {
+  mr_step_stats *s = &j->c->base.stats;
+  for (int i = 0; i < j->c->n_tiles; i++) {
+    double keys = tile_keys(&j->c->tiles[i], j->op->window);
+    s->flops += 4.0 * keys * j->attn.n_heads * j->attn.head_dim;
+    s->bytes += keys / j->c->tiles[i].n * 2 * (double)j->part * j->attn.n_kv_heads / MR_KV_BLOCK;
+  }
+}
+
+void mr_cpu_attend(mr_backend *b, const mr_attend *op) {
+  mr_cpu *c = (mr_cpu *)b;
+  job j = {.c = c, .op = op};
+  describe(&j);
+  double start = mr_sys_seconds();
+  if (op->norm_full && (op->q_norm || op->k_norm))
+    mr_pool_run(c->pool, full_norm_row, &j, c->batch.n_tokens);
+  int items = c->n_tiles * j.attn.n_kv_heads;
+  if (c->n_tiles == c->batch.n_runs) {
+    mr_pool_run(c->pool, both_item, &j, items);
+  } else {
+    mr_pool_run(c->pool, store_item, &j, items);
+    mr_pool_run(c->pool, attend_item, &j, items);
+  }
+  b->stats.attn_s += mr_sys_seconds() - start;
+  count(&j);
+}

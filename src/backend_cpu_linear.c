@@ -1,0 +1,114 @@
+/* A linear operation is two phases: each row is normed (or gated) and packed by the worker that takes it, once for
+ * all matrices that read it; then the matrices' panels are multiplied.
+ *
+ * A GEMM work item is (rows r0..r1-1) x (panels p0..p1-1 of one matrix). Items are numbered so that workers go
+ * through different panels of the same block of rows: the block's packed rows stay in each worker's L2 cache and a
+ * panel of weights is read once a block. How the work is cut changes no bits: a row's sums do not depend on it. */
+#include "src/backend_cpu.h"
+
+#include "io/sys.h"
+
+#define ROWS_BYTES (512 << 10) /* of packed rows in a block: half of a small L2 cache */
+#define ROWS_STEP 48           /* blocks are multiples of it: of the row tiles of all kernels */
+#define ITEMS_PER_WORKER 8
+
+typedef struct job {
+  mr_cpu *c;
+  const mr_linear *op;
+  const mr_gemm_ops *gemm;
+  size_t row_bytes;
+  int k, rows;
+  int chunk;                     /* rows an item of the packing pass */
+  int block;                     /* rows an item of the GEMM */
+  int panels;                    /* panels an item of the GEMM */
+  int first[MR_LINEAR_MAX + 1];  /* number of items before matrix i in one block of rows */
+} job;
+
+static const float *input_row(const job *j, int i, float *line) {
+  const mr_linear *op = j->op;
+  int at = op->wanted ? j->c->batch.wanted[i] : i;
+  const float *x = mr_cpu_row(op->x, at);
+  if (op->input == MR_INPUT_NORM && op->norm.kind != MR_NORM_NONE) {
+    mr_cpu_norm(j->c, line, x, j->k, &op->norm);
+    return line;
+  }
+  if (op->input == MR_INPUT_GATE) {
+    j->c->k->gate(line, x, op->up ? mr_cpu_row(op->up, at) : NULL, j->k, op->act);
+    return line;
+  }
+  return x;
+}
+
+static void pack_rows(void *ctx, int item, int worker) {
+  const job *j = ctx;
+  float *line = j->c->line + (size_t)worker * j->c->line_ld;
+  int stop = (item + 1) * j->chunk < j->rows ? (item + 1) * j->chunk : j->rows;
+  for (int i = item * j->chunk; i < stop; i++)
+    j->gemm->pack_row(j->c->packed + (size_t)i * j->row_bytes, input_row(j, i, line), j->k);
+}
+
+static void multiply(void *ctx, int item, int worker) {
+  const job *j = ctx;
+  const mr_linear *op = j->op;
+  (void)worker;
+  int block = item / j->first[op->n], at = item % j->first[op->n], i = 0;
+  while (at >= j->first[i + 1])
+    i++;
+  const mr_matrix *w = op->w[i];
+  int total = (w->n + j->gemm->nr - 1) / j->gemm->nr;
+  int p0 = (at - j->first[i]) * j->panels;
+  int p1 = p0 + j->panels < total ? p0 + j->panels : total;
+  int r0 = block * j->block;
+  int n_rows = r0 + j->block < j->rows ? j->block : j->rows - r0;
+  j->gemm->gemm(mr_cpu_row(op->y[i], r0), op->y[i]->ld, j->c->packed + (size_t)r0 * j->row_bytes, n_rows, w->packed,
+                p0, p1, w->n, w->k, w->bias, op->accumulate);
+}
+
+/* Chooses block and panels; returns the number of items. */
+static int cut(job *j) {
+  const mr_linear *op = j->op;
+  int total = 0, wish = j->c->workers * ITEMS_PER_WORKER;
+  for (int i = 0; i < op->n; i++)
+    total += (op->w[i]->n + j->gemm->nr - 1) / j->gemm->nr;
+  int fit = (int)(ROWS_BYTES / j->row_bytes), blocks = 1;
+  fit = fit < 2 * ROWS_STEP ? 2 * ROWS_STEP : fit;
+  blocks = (j->rows + fit - 1) / fit;
+  if (total * blocks < wish)
+    blocks = (wish + total - 1) / total;
+  j->block = (j->rows + blocks - 1) / blocks;
+  j->block = (j->block + ROWS_STEP - 1) / ROWS_STEP * ROWS_STEP;
+  blocks = (j->rows + j->block - 1) / j->block;
+  j->panels = total * blocks / wish;
+  j->panels = j->panels < 1 ? 1 : j->panels;
+  j->first[0] = 0;
+  for (int i = 0; i < op->n; i++) {
+    int panels = (op->w[i]->n + j->gemm->nr - 1) / j->gemm->nr;
+    j->first[i + 1] = j->first[i] + (panels + j->panels - 1) / j->panels;
+  }
+  return j->first[op->n] * blocks;
+}
+
+static void count(job *j) {
+  mr_step_stats *s = &j->c->base.stats;
+  for (int i = 0; i < j->op->n; i++) {
+    const mr_matrix *w = j->op->w[i];
+    double panels = (w->n + j->gemm->nr - 1) / j->gemm->nr;
+    s->flops += 2.0 * j->rows * w->n * w->k;
+    s->bytes += panels * (double)j->gemm->panel_bytes(w->k);
+  }
+}
+
+void mr_cpu_linear(mr_backend *b, const mr_linear *op) {
+  mr_cpu *c = (mr_cpu *)b;
+  job j = {.c = c, .op = op, .gemm = &c->k->gemm[op->w[0]->scheme], .k = op->w[0]->k};
+  j.rows = op->wanted ? c->batch.n_wanted : c->batch.n_tokens;
+  if (j.rows == 0)
+    return;
+  j.row_bytes = j.gemm->row_bytes(j.k);
+  j.chunk = mr_cpu_chunk(c, j.rows);
+  mr_pool_run(c->pool, pack_rows, &j, (j.rows + j.chunk - 1) / j.chunk);
+  double start = mr_sys_seconds();
+  mr_pool_run(c->pool, multiply, &j, cut(&j));
+  b->stats.gemm_s += mr_sys_seconds() - start;
+  count(&j);
+}

@@ -1,0 +1,191 @@
+#include "src/kvcache.h"
+
+#include <string.h>
+
+#include "io/mem.h"
+
+/* Invariants
+ * 1. refs[p] is the number of block tables that hold page p; a page is on the free stack iff refs[p] == 0.
+ * 2. A page with refs > 1 is never written: reserve replaces it first.
+ * 3. pages[i] == -1 and at[i] == NULL for i < n_dropped, and nowhere else below n_pages;
+ *    n_dropped * MR_KV_BLOCK <= len, so what is written next is never in a dropped page. */
+struct mr_kv {
+  uint8_t *pool;      /* [n_pages, page_bytes] */
+  size_t page_bytes, layer_bytes;
+  mr_kv_type type;
+  int n_pages, n_free;
+  int32_t *free;      /* stack of free pages: the lowest numbers are on top at first */
+  int32_t *refs;      /* [n_pages] */
+};
+
+static size_t layer_bytes(const mr_config *c, mr_kv_type type) {
+  return (size_t)2 * (size_t)c->n_kv_heads * mr_kv_part_bytes(type, c->head_dim);
+}
+
+size_t mr_kv_page_bytes(const mr_config *c, mr_kv_type type) {
+  return (size_t)c->n_layers * layer_bytes(c, type);
+}
+
+size_t mr_kv_token_bytes(const mr_config *c, mr_kv_type type) {
+  return mr_kv_page_bytes(c, type) / MR_KV_BLOCK;
+}
+
+static int pages_for(int64_t tokens) {
+  return (int)((tokens + MR_KV_BLOCK - 1) / MR_KV_BLOCK);
+}
+
+mr_code mr_kv_open(mr_kv **out, const mr_config *c, mr_kv_type type, int n_pages, mr_err *err) {
+  size_t bytes;
+  size_t page = mr_kv_page_bytes(c, type);
+  if (n_pages < 1 || page == 0 || !mr_mem_mul((size_t)n_pages, page, &bytes))
+    return mr_err_set(err, MR_E_INTERNAL, "a KV cache of %d pages of %zu bytes is impossible", n_pages, page);
+  mr_kv *kv = mr_mem_alloc(1, sizeof *kv);
+  if (!kv)
+    return mr_err_set(err, MR_E_NOMEM, "out of memory for the KV cache");
+  kv->pool = mr_mem_pages(bytes);
+  kv->free = mr_mem_alloc((size_t)n_pages, sizeof *kv->free);
+  kv->refs = mr_mem_alloc((size_t)n_pages, sizeof *kv->refs);
+  if (!kv->pool || !kv->free || !kv->refs) {
+    mr_kv_close(kv);
+    return mr_err_set(err, MR_E_NOMEM, "out of memory for a KV cache of %zu bytes; use a smaller --kv-memory",
+                      bytes);
+  }
+  kv->page_bytes = page;
+  kv->layer_bytes = layer_bytes(c, type);
+  kv->type = type;
+  kv->n_pages = kv->n_free = n_pages;
+  for (int i = 0; i < n_pages; i++)
+    kv->free[i] = n_pages - 1 - i;
+  *out = kv;
+  return MR_OK;
+}
+
+void mr_kv_close(mr_kv *kv) {
+  if (!kv)
+    return;
+  mr_mem_free(kv->pool);
+  mr_mem_free(kv->free);
+  mr_mem_free(kv->refs);
+  mr_mem_free(kv);
+}
+
+int mr_kv_free_pages(const mr_kv *kv) { return kv->n_free; }
+int mr_kv_total_pages(const mr_kv *kv) { return kv->n_pages; }
+mr_kv_type mr_kv_type_of(const mr_kv *kv) { return kv->type; }
+size_t mr_kv_layer_bytes(const mr_kv *kv) { return kv->layer_bytes; }
+
+uint8_t *mr_kv_page(const mr_kv *kv, int32_t page) {
+  return page < 0 ? NULL : kv->pool + (size_t)page * kv->page_bytes;
+}
+
+static int32_t take(mr_kv *kv) {
+  int32_t p = kv->free[--kv->n_free];
+  kv->refs[p] = 1;
+  return p;
+}
+
+static void give(mr_kv *kv, int32_t p) {
+  if (--kv->refs[p] == 0)
+    kv->free[kv->n_free++] = p;
+}
+
+static void set(const mr_kv *kv, mr_kv_seq *s, int i, int32_t page) {
+  s->pages[i] = page;
+  s->at[i] = mr_kv_page(kv, page);
+}
+
+mr_code mr_kv_seq_init(mr_kv_seq *s, int max_len, mr_err *err) {
+  *s = (mr_kv_seq){0};
+  int cap = pages_for(max_len > 0 ? max_len : 0);
+  s->pages = mr_mem_alloc((size_t)cap, sizeof *s->pages);
+  s->at = mr_mem_alloc((size_t)cap, sizeof *s->at);
+  if (!s->pages || !s->at) {
+    mr_mem_free(s->pages);
+    mr_mem_free(s->at);
+    *s = (mr_kv_seq){0};
+    return mr_err_set(err, MR_E_NOMEM, "out of memory for the block table of %d tokens", max_len);
+  }
+  s->cap_pages = cap;
+  return MR_OK;
+}
+
+/* Pages that the next writes touch and that others hold too: from the one with position len on. */
+static int count_shared(const mr_kv *kv, const mr_kv_seq *s, int end) {
+  int n = 0;
+  for (int i = s->len / MR_KV_BLOCK; i < s->n_pages && i < end; i++)
+    n += kv->refs[s->pages[i]] > 1;
+  return n;
+}
+
+static void own(mr_kv *kv, mr_kv_seq *s, int i) {
+  int32_t old = s->pages[i];
+  if (kv->refs[old] == 1)
+    return;
+  int32_t fresh = take(kv);
+  if (i * MR_KV_BLOCK < s->len)
+    memcpy(mr_kv_page(kv, fresh), mr_kv_page(kv, old), kv->page_bytes);
+  give(kv, old);
+  set(kv, s, i, fresh);
+}
+
+mr_code mr_kv_seq_reserve(mr_kv *kv, mr_kv_seq *s, int more) {
+  if (more <= 0)
+    return more == 0 ? MR_OK : MR_E_INTERNAL;
+  int64_t tokens = (int64_t)s->len + more;
+  if (tokens > (int64_t)s->cap_pages * MR_KV_BLOCK)
+    return MR_E_INTERNAL;
+  int end = pages_for(tokens);
+  int fresh = end > s->n_pages ? end - s->n_pages : 0;
+  if (fresh + count_shared(kv, s, end) > kv->n_free)
+    return MR_E_AGAIN;
+  for (int i = s->len / MR_KV_BLOCK; i < s->n_pages && i < end; i++)
+    own(kv, s, i);
+  while (s->n_pages < end) {
+    set(kv, s, s->n_pages, take(kv));
+    s->n_pages++;
+  }
+  return MR_OK;
+}
+
+void mr_kv_seq_share(mr_kv *kv, mr_kv_seq *dst, const mr_kv_seq *src, int len) {
+  if (len > src->len)
+    len = src->len;
+  if (len < src->n_dropped * MR_KV_BLOCK)
+    len = 0;
+  int n = pages_for(len);
+  if (n > dst->cap_pages) {
+    n = dst->cap_pages;
+    len = n * MR_KV_BLOCK;
+  }
+  for (int i = 0; i < n; i++) {
+    if (src->pages[i] >= 0)
+      kv->refs[src->pages[i]]++;
+    set(kv, dst, i, src->pages[i]);
+  }
+  dst->n_pages = n;
+  dst->n_dropped = src->n_dropped < n ? src->n_dropped : n;
+  dst->len = len;
+}
+
+void mr_kv_seq_drop(mr_kv *kv, mr_kv_seq *s, int first) {
+  if (first > s->len)
+    first = s->len;
+  while (s->n_dropped < s->n_pages && (s->n_dropped + 1) * MR_KV_BLOCK <= first) {
+    give(kv, s->pages[s->n_dropped]);
+    set(kv, s, s->n_dropped, -1);
+    s->n_dropped++;
+  }
+}
+
+void mr_kv_seq_release(mr_kv *kv, mr_kv_seq *s) {
+  for (int i = s->n_dropped; i < s->n_pages; i++)
+    give(kv, s->pages[i]);
+  s->n_pages = s->n_dropped = s->len = 0;
+}
+
+void mr_kv_seq_free(mr_kv *kv, mr_kv_seq *s) {
+  mr_kv_seq_release(kv, s);
+  mr_mem_free(s->pages);
+  mr_mem_free(s->at);
+  *s = (mr_kv_seq){0};
+}

@@ -1,0 +1,222 @@
+/* The page pool against a naive model: each sequence is an array of numbers; what is read back through the block
+ * table must equal it, and the free count must equal the pages that no table holds. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "io/mem.h"
+#include "src/kvcache.h"
+
+#define SEQS 12
+#define MAX_LEN 300
+#define PAGES 40
+
+typedef struct twin { /* a sequence and what should be in it */
+  mr_kv_seq seq;
+  uint32_t value[MAX_LEN];
+  int first;          /* positions below are dropped */
+} twin;
+
+static const mr_config config = {.n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16};
+
+static uint32_t next_random(uint64_t *state) {
+  *state = *state * 6364136223846793005u + 1442695040888963407u;
+  return (uint32_t)(*state >> 33);
+}
+
+static mr_kv *open_kv(int pages) {
+  mr_err err = MR_ERR_INIT;
+  mr_kv *kv = NULL;
+  assert_int_equal(mr_kv_open(&kv, &config, MR_KV_F32, pages, &err), MR_OK);
+  return kv;
+}
+
+static void write_at(mr_kv *kv, mr_kv_seq *s, int pos, uint32_t value) {
+  memcpy(mr_kv_page(kv, s->pages[pos / MR_KV_BLOCK]) + 4 * (pos % MR_KV_BLOCK), &value, 4);
+}
+
+static uint32_t read_at(const mr_kv_seq *s, int pos) {
+  uint32_t value;
+  memcpy(&value, s->at[pos / MR_KV_BLOCK] + 4 * (pos % MR_KV_BLOCK), 4);
+  return value;
+}
+
+static void check_all(mr_kv *kv, twin *t) {
+  uint8_t held[PAGES] = {0};
+  int n_held = 0;
+  for (int i = 0; i < SEQS; i++) {
+    const mr_kv_seq *s = &t[i].seq;
+    for (int p = 0; p < s->n_pages; p++) {
+      if (p < s->n_dropped) {
+        assert_int_equal(s->pages[p], -1);
+        assert_null(s->at[p]);
+        continue;
+      }
+      assert_in_range(s->pages[p], 0, PAGES - 1);
+      assert_ptr_equal(s->at[p], mr_kv_page(kv, s->pages[p]));
+      n_held += !held[s->pages[p]];
+      held[s->pages[p]] = 1;
+    }
+    for (int pos = s->n_dropped * MR_KV_BLOCK; pos < s->len; pos++)
+      assert_int_equal(read_at(s, pos), t[i].value[pos]);
+  }
+  assert_int_equal(mr_kv_free_pages(kv), PAGES - n_held);
+}
+
+static void append(mr_kv *kv, twin *t, int more, uint64_t *rng) {
+  if (t->seq.len + more > MAX_LEN)
+    return;
+  mr_kv_seq before = t->seq;
+  int free_before = mr_kv_free_pages(kv);
+  mr_code rc = mr_kv_seq_reserve(kv, &t->seq, more);
+  if (rc == MR_E_AGAIN) {
+    assert_memory_equal(&before, &t->seq, sizeof before);
+    assert_int_equal(mr_kv_free_pages(kv), free_before);
+    return;
+  }
+  assert_int_equal(rc, MR_OK);
+  assert_int_equal(t->seq.len, before.len);
+  for (int i = 0; i < more; i++) {
+    t->value[t->seq.len] = next_random(rng);
+    write_at(kv, &t->seq, t->seq.len, t->value[t->seq.len]);
+    t->seq.len++;
+  }
+}
+
+static void one_step(mr_kv *kv, twin *all, uint64_t *rng) {
+  twin *t = &all[next_random(rng) % SEQS], *other = &all[next_random(rng) % SEQS];
+  switch (next_random(rng) % 8) {
+  case 0:
+    if (t == other)
+      break;
+    mr_kv_seq_release(kv, &t->seq);
+    mr_kv_seq_share(kv, &t->seq, &other->seq, (int)(next_random(rng) % (unsigned)(other->seq.len + 1)));
+    memcpy(t->value, other->value, sizeof t->value);
+    break;
+  case 1:
+    mr_kv_seq_release(kv, &t->seq);
+    break;
+  case 2:
+    mr_kv_seq_drop(kv, &t->seq, (int)(next_random(rng) % MAX_LEN));
+    break;
+  case 3: /* refused drafts */
+    if (t->seq.len - t->seq.n_dropped * MR_KV_BLOCK > 5)
+      t->seq.len -= (int)(next_random(rng) % 5);
+    break;
+  default:
+    append(kv, t, 1 + (int)(next_random(rng) % 50), rng);
+  }
+}
+
+static void random_operations(void **state) {
+  (void)state;
+  mr_err err = MR_ERR_INIT;
+  mr_kv *kv = open_kv(PAGES);
+  static twin all[SEQS];
+  for (int i = 0; i < SEQS; i++)
+    assert_int_equal(mr_kv_seq_init(&all[i].seq, MAX_LEN, &err), MR_OK);
+  int64_t live = mr_mem_live();
+  uint64_t rng = 7;
+  for (int i = 0; i < 20000; i++) {
+    one_step(kv, all, &rng);
+    check_all(kv, all);
+  }
+  assert_int_equal(mr_mem_live(), live);
+  for (int i = 0; i < SEQS; i++)
+    mr_kv_seq_free(kv, &all[i].seq);
+  assert_int_equal(mr_kv_free_pages(kv), PAGES);
+  mr_kv_close(kv);
+}
+
+static void copies_the_shared_last_page_only(void **state) {
+  (void)state;
+  mr_err err = MR_ERR_INIT;
+  mr_kv *kv = open_kv(8);
+  mr_kv_seq a, b;
+  assert_int_equal(mr_kv_seq_init(&a, 200, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_init(&b, 200, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_reserve(kv, &a, 70), MR_OK);
+  a.len = 70;
+  mr_kv_seq_share(kv, &b, &a, 70);
+  assert_int_equal(mr_kv_free_pages(kv), 5);
+  assert_int_equal(mr_kv_seq_reserve(kv, &b, 0), MR_OK);
+  assert_int_equal(mr_kv_free_pages(kv), 5);
+  assert_int_equal(mr_kv_seq_reserve(kv, &b, 1), MR_OK);
+  assert_int_equal(mr_kv_free_pages(kv), 4);
+  assert_int_equal(a.pages[0], b.pages[0]);
+  assert_int_equal(a.pages[1], b.pages[1]);
+  assert_int_not_equal(a.pages[2], b.pages[2]);
+  int32_t own = a.pages[2]; /* now a's alone: no second copy */
+  assert_int_equal(mr_kv_seq_reserve(kv, &a, 1), MR_OK);
+  assert_int_equal(a.pages[2], own);
+  mr_kv_seq_free(kv, &a);
+  assert_int_equal(mr_kv_free_pages(kv), 5);
+  mr_kv_seq_free(kv, &b);
+  mr_kv_close(kv);
+}
+
+static void limits(void **state) {
+  (void)state;
+  mr_err err = MR_ERR_INIT;
+  mr_kv *kv = open_kv(2);
+  mr_kv_seq s;
+  assert_int_equal(mr_kv_seq_init(&s, 90, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_reserve(kv, &s, 97), MR_E_INTERNAL);
+  assert_int_equal(mr_kv_seq_reserve(kv, &s, INT32_MAX), MR_E_INTERNAL);
+  assert_int_equal(mr_kv_seq_reserve(kv, &s, -1), MR_E_INTERNAL);
+  assert_int_equal(mr_kv_seq_reserve(kv, &s, 65), MR_E_AGAIN);
+  assert_int_equal(mr_kv_seq_reserve(kv, &s, 64), MR_OK);
+  assert_int_equal(mr_kv_free_pages(kv), 0);
+  mr_kv_seq_free(kv, &s);
+  mr_kv_close(kv);
+  assert_int_equal(mr_kv_open(&kv, &config, MR_KV_F32, 0, &err), MR_E_INTERNAL);
+}
+
+static void sizes(void **state) {
+  (void)state;
+  assert_int_equal(mr_kv_page_bytes(&config, MR_KV_F32), 2 * 2 * 2 * 32 * 16 * 4);
+  assert_int_equal(mr_kv_token_bytes(&config, MR_KV_F32), 2 * 2 * 2 * 16 * 4);
+  assert_int_equal(mr_kv_page_bytes(&config, MR_KV_F16), 2 * 2 * 2 * 32 * 16 * 2);
+  mr_kv *kv = open_kv(3);
+  assert_int_equal(mr_kv_layer_bytes(kv) * 2, mr_kv_page_bytes(&config, MR_KV_F32));
+  assert_ptr_equal(mr_kv_page(kv, 2), mr_kv_page(kv, 0) + 2 * mr_kv_page_bytes(&config, MR_KV_F32));
+  assert_int_equal((uintptr_t)mr_kv_page(kv, 1) % 64, 0);
+  assert_null(mr_kv_page(kv, -1));
+  assert_int_equal(mr_kv_total_pages(kv), 3);
+  assert_int_equal(mr_kv_type_of(kv), MR_KV_F32);
+  mr_kv_close(kv);
+}
+
+static void every_allocation_may_fail(void **state) {
+  (void)state;
+  int64_t live = mr_mem_live();
+  mr_code rc = MR_E_NOMEM;
+  for (int n = 0; rc != MR_OK; n++) {
+    mr_err err = MR_ERR_INIT;
+    mr_kv *kv = NULL;
+    mr_kv_seq s = {0};
+    mr_mem_fail_after(n);
+    rc = mr_kv_open(&kv, &config, MR_KV_F16, 4, &err);
+    if (!rc)
+      rc = mr_kv_seq_init(&s, 100, &err);
+    mr_mem_fail_after(-1);
+    assert_true(rc == MR_OK || rc == MR_E_NOMEM);
+    assert_true(n < 20);
+    if (kv)
+      mr_kv_seq_free(kv, &s);
+    mr_kv_close(kv);
+    assert_int_equal(mr_mem_live(), live);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(random_operations), cmocka_unit_test(copies_the_shared_last_page_only),
+      cmocka_unit_test(limits),            cmocka_unit_test(sizes),
+      cmocka_unit_test(every_allocation_may_fail),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
