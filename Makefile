@@ -13,7 +13,7 @@ OPT_asan := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-o
 OPT_tsan := -O1 -g -fsanitize=thread
 DEFS := -DMR_VERSION='"$(VERSION)"'
 CFLAGS += $(CSTD) $(WARN) $(OPT_$(MODE)) -march=x86-64-v2 -ffp-contract=off -fno-math-errno -pthread -I. $(DEFS) -MMD -MP
-LDLIBS := -lzstd -larchive -ljansson -lpcre2-8 -lutf8proc -lxxhash -lm -ldl -pthread
+LDLIBS := -lzstd -larchive -lz -ljansson -lpcre2-8 -lutf8proc -lxxhash -lm -ldl -pthread
 AVX2_FLAGS := -mavx2 -mfma -mf16c -mbmi2
 AVX512_FLAGS := $(AVX2_FLAGS) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
 
