@@ -1,4 +1,5 @@
-/* engine.h: the whole boundary between the runner and the engine: open, estimate, admit, step, collect, close.
+/* engine.h: the whole boundary between the runner and the engine: open, estimate, admit, step,
+ * collect, close.
  *
  *     mr_engine *e;  mr_engine_open(&e, &opts, prompter, &err);    loads and packs the weights
  *     for (;;) {
@@ -11,7 +12,8 @@
  *     mr_engine_close(e);
  *
  * The runner knows no tensor; the engine knows no file of a job. One thread drives an engine.
- * A row's result depends on its request, the model, the compute mode, the instruction set and nothing else.
+ * A row's result depends on its request, the model, the compute mode, the instruction set and
+ * nothing else.
  */
 #ifndef MR_SRC_ENGINE_H
 #define MR_SRC_ENGINE_H
@@ -25,15 +27,15 @@ typedef enum mr_compute { MR_COMPUTE_FAST, MR_COMPUTE_EXACT } mr_compute;
 
 typedef struct mr_engine_opts {
   const char *model_path;
-  const char *device;      /* "auto", "cpu"; others: MR_E_UNAVAILABLE with the reason */
+  const char *device; /* "auto", "cpu"; others: MR_E_UNAVAILABLE with the reason */
   mr_compute compute;
-  int threads;             /* 0: as many as the process may use */
+  int threads; /* 0: as many as the process may use */
   bool pin;
-  int max_batch;           /* sequences in flight; 0: chosen */
-  int max_step_tokens;     /* T; 0: chosen */
-  uint64_t kv_memory;      /* bytes; 0: chosen (a share of free memory) */
-  int kv_type;             /* mr_kv_type, or -1: f32 in exact mode, f16 else */
-  int context;             /* 0: the model's; lower: caps it */
+  int max_batch;       /* sequences in flight; 0: chosen */
+  int max_step_tokens; /* T; 0: chosen */
+  uint64_t kv_memory;  /* bytes; 0: chosen (a share of free memory) */
+  int kv_type;         /* mr_kv_type, or -1: f32 in exact mode, f16 else */
+  int context;         /* 0: the model's; lower: caps it */
 } mr_engine_opts;
 
 typedef struct mr_engine_info {
@@ -48,12 +50,12 @@ typedef struct mr_engine_info {
 typedef enum mr_task { MR_TASK_GENERATE, MR_TASK_SCORE } mr_task;
 
 typedef struct mr_request { /* everything is copied by admit */
-  uint64_t tag;              /* returned with the result */
-  uint64_t row_key;          /* of the random generator: xxh3-64 of the row's id */
+  uint64_t tag;             /* returned with the result */
+  uint64_t row_key;         /* of the random generator: xxh3-64 of the row's id */
   mr_task task;
-  const int32_t *prompt;     /* n_prompt >= 1 ids */
+  const int32_t *prompt; /* n_prompt >= 1 ids */
   int n_prompt;
-  mr_sampling sampling;      /* max_tokens already clamped to the context: n_prompt + max_tokens <= context */
+  mr_sampling sampling; /* max_tokens clamped: n_prompt + max_tokens <= context; -1: up to it */
   /* SCORE: n_cont continuations, concatenated; lengths >= 1 each */
   const int32_t *cont;
   const int *cont_len;
@@ -63,27 +65,27 @@ typedef struct mr_request { /* everything is copied by admit */
 typedef enum mr_finish { MR_FINISH_STOP, MR_FINISH_LENGTH, MR_FINISH_ERROR } mr_finish;
 
 typedef struct mr_choice {
-  int32_t *ids;              /* generated; the ending control token is left out, n_ids counts without it */
+  int32_t *ids; /* generated; the ending control token is left out, n_ids counts without it */
   int n_ids;
-  int n_sampled;             /* tokens computed, the ending one too: usage.completion_tokens */
-  char *text;                /* UTF-8 with stop string cut; NULL without a vocabulary */
+  int n_sampled; /* tokens computed, the ending one too: usage.completion_tokens */
+  char *text;    /* UTF-8 with stop string cut; NULL without a vocabulary */
   size_t text_len;
   mr_finish finish;
-  int32_t stop_id;           /* the token that ended it, or -1 */
-  mr_sampled *logprobs;      /* n_ids, or NULL */
-  int *offsets;              /* n_ids byte offsets of each token's text in `text`, or NULL (only with logprobs) */
+  int32_t stop_id;      /* the token that ended it, or -1 */
+  mr_sampled *logprobs; /* n_ids, or NULL */
+  int *offsets;         /* n_ids offsets in `text` of each token's text, with logprobs; or NULL */
   /* SCORE */
   double sum_logprob;
-  bool greedy;               /* every token was the argmax */
+  bool greedy; /* every token was the argmax */
 } mr_choice;
 
 typedef struct mr_result {
   uint64_t tag;
-  mr_choice *choices;        /* n for GENERATE, n_cont for SCORE */
+  mr_choice *choices; /* n for GENERATE, n_cont for SCORE */
   int n_choices;
   mr_sampled *prompt_logprobs; /* n_prompt (entry 0 unused), or NULL */
   int n_prompt;
-  mr_err err;                /* finish ERROR: why (non-finite logits ...) */
+  mr_err err;                               /* finish ERROR: why (non-finite logits ...) */
   double admitted_s, first_token_s, done_s; /* monotonic clock */
 } mr_result;
 
@@ -99,16 +101,19 @@ typedef struct mr_engine_stats { /* sums since open */
   uint64_t kv_spill_bytes, kv_fetch_bytes, preemptions;
 } mr_engine_stats;
 
-mr_code mr_engine_open(mr_engine **out, const mr_engine_opts *opts, const mr_prompter *p, mr_err *err);
+mr_code mr_engine_open(mr_engine **out, const mr_engine_opts *opts, const mr_prompter *p,
+                       mr_err *err);
 void mr_engine_close(mr_engine *e);
 const mr_engine_info *mr_engine_describe(const mr_engine *e);
 
-/* KV bytes, chosen batch and step size for these options without loading weights; fills *info (load_s 0). */
+/* KV bytes, chosen batch and step size for these options without loading weights; fills *info
+ * (load_s 0). */
 mr_code mr_engine_estimate(const mr_engine_opts *opts, mr_engine_info *info, mr_err *err);
 
-/* MR_E_AGAIN: no room now. MR_E_DATA: it can never run (its KV alone is over the budget; ids out of range). */
+/* MR_E_AGAIN: no room now. MR_E_DATA: it can never run (its KV alone is over the budget; ids out of
+ * range). */
 mr_code mr_engine_admit(mr_engine *e, const mr_request *r, mr_err *err);
-int mr_engine_active(const mr_engine *e);  /* requests admitted and not collected */
+int mr_engine_active(const mr_engine *e); /* requests admitted and not collected */
 mr_code mr_engine_step(mr_engine *e, mr_err *err);
 mr_result *mr_engine_collect(mr_engine *e); /* owned by the caller; NULL: none finished */
 void mr_engine_stats_get(const mr_engine *e, mr_engine_stats *out);

@@ -1,0 +1,272 @@
+/* Open, close, and the plan of memory. */
+#include "src/engine.h"
+
+#include <limits.h>
+#include <string.h>
+
+#include "io/mem.h"
+#include "io/sys.h"
+#include "src/engine_int.h"
+#include "src/machine.h"
+
+#define DEFAULT_BATCH 128 /* GEMMs are compute-bound well before */
+#define DEFAULT_STEP_TOKENS 512
+#define DEFAULT_TOKENS 1024 /* of a sequence, where the budget is chosen */
+#define LOGIT_BYTES ((size_t)256 << 20)
+
+static const char *const scheme_names[MR_SCHEMES] = {"f32", "bf16", "int8"};
+static const char *const kv_names[MR_KV_TYPES] = {"f32", "f16", "bf16", "int8", "q4", "fp8"};
+
+/* ---------------------------------------------------------------- the plan: sizes from options and
+ * model */
+
+static mr_code check_device(const char *device, mr_err *err) {
+  if (!device || !strcmp(device, "auto") || !strcmp(device, "cpu"))
+    return MR_OK;
+  return mr_err_set(err, MR_E_UNAVAILABLE,
+                    "device %s is not usable: this build has no GPU code yet; use --device cpu",
+                    device);
+}
+
+static mr_code get_kernels(const mr_kernels **k, mr_err *err) {
+  *k = mr_kernels_best();
+  return *k ? MR_OK
+            : mr_err_set(err, MR_E_UNAVAILABLE,
+                         "MILLRACE_ISA names an instruction set that this CPU cannot run");
+}
+
+static mr_scheme scheme_of(const mr_engine_opts *o) {
+  return o->compute == MR_COMPUTE_EXACT ? MR_SCHEME_F32 : MR_SCHEME_I8;
+}
+
+static int kv_type_of(const mr_engine_opts *o) {
+  if (o->kv_type >= 0)
+    return o->kv_type;
+  return o->compute == MR_COMPUTE_EXACT ? MR_KV_F32 : MR_KV_F16;
+}
+
+static uint64_t packed_bytes(const mr_gemm_ops *g, const mr_matrix *w) {
+  if (w->dtype < 0)
+    return 0;
+  return ((uint64_t)w->n + (uint64_t)g->nr - 1) / (uint64_t)g->nr * g->panel_bytes(w->k);
+}
+
+static uint64_t model_packed_bytes(const mr_gemm_ops *g, const mr_model *m) {
+  uint64_t sum = packed_bytes(g, &m->head);
+  for (int i = 0; i < m->c.n_layers; i++) {
+    const mr_layer *l = &m->layers[i];
+    const mr_matrix *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
+    for (size_t j = 0; j < sizeof all / sizeof *all; j++)
+      sum += packed_bytes(g, all[j]);
+  }
+  return sum;
+}
+
+/* The KV budget in pages: as asked, or enough for a full batch of middling sequences and for one of
+ * full length, but no more than half of the memory that is left. */
+static mr_code plan_pages(const mr_engine_opts *o, const mr_engine_info *info, size_t page,
+                          int *pages, mr_err *err) {
+  uint64_t budget = o->kv_memory;
+  if (!budget) {
+    int tokens = info->context < DEFAULT_TOKENS ? info->context : DEFAULT_TOKENS;
+    uint64_t batch = (uint64_t)info->max_batch * (uint64_t)mr_engine_pages(tokens);
+    uint64_t one = (uint64_t)mr_engine_pages(info->context);
+    uint64_t available = mr_machine_memory().available;
+    uint64_t half = available > info->packed_bytes ? (available - info->packed_bytes) / 2 : 0;
+    budget = (batch > one ? batch : one) * page;
+    budget = available && budget > half ? half : budget;
+    budget = budget < page ? page : budget;
+  }
+  uint64_t n = budget / page;
+  if (n < 1)
+    return mr_err_set(err, MR_E_DATA,
+                      "--kv-memory is %llu bytes, but %d tokens of this model need %zu",
+                      (unsigned long long)budget, MR_KV_BLOCK, page);
+  *pages = (int)(n < INT_MAX / MR_KV_BLOCK ? n : INT_MAX / MR_KV_BLOCK);
+  return MR_OK;
+}
+
+static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model *m,
+                    mr_engine_info *info, int *pages, mr_err *err) {
+  const mr_config *c = &m->c;
+  int type = kv_type_of(o);
+  if (type >= MR_KV_TYPES || !mr_kv_part_bytes((mr_kv_type)type, c->head_dim))
+    return mr_err_set(err, MR_E_UNAVAILABLE,
+                      "keys and values of type %s are not supported by this build; use f16 or f32",
+                      type < MR_KV_TYPES ? kv_names[type] : "?");
+  size_t page = mr_kv_page_bytes(c, (mr_kv_type)type);
+  *info = (mr_engine_info){
+      .arch = c->arch.name,
+      .isa = k->name,
+      .scheme = scheme_names[scheme_of(o)],
+      .kv_type = kv_names[type],
+      .device = "cpu",
+      .context = o->context > 0 && o->context < c->context ? o->context : c->context,
+      .n_vocab = c->n_vocab,
+      .max_batch = o->max_batch > 0 ? o->max_batch : DEFAULT_BATCH,
+      .threads = o->threads > 0 ? o->threads : mr_pool_cpus(),
+      .n_params = m->n_params,
+      .weight_bytes = mr_gguf_bytes(m->gguf),
+      .packed_bytes = model_packed_bytes(&k->gemm[scheme_of(o)], m),
+      .kv_bytes_per_token = mr_kv_token_bytes(c, (mr_kv_type)type),
+      .flops_per_prompt_token = mr_model_layer_flops(m),
+      .flops_per_output_token = mr_model_layer_flops(m) + mr_model_head_flops(m),
+  };
+  mr_code rc = plan_pages(o, info, page, pages, err);
+  if (rc)
+    return rc;
+  info->kv_memory = (uint64_t)*pages * page;
+  info->kv_tokens = (uint64_t)*pages * MR_KV_BLOCK;
+  if (info->max_batch > *pages)
+    info->max_batch = *pages; /* a sequence holds a page at least */
+  info->max_step_tokens = o->max_step_tokens > 0 ? o->max_step_tokens : DEFAULT_STEP_TOKENS;
+  if (!o->max_step_tokens && info->max_step_tokens < 2 * info->max_batch)
+    info->max_step_tokens = 2 * info->max_batch; /* room for prefill beside a full batch */
+  return MR_OK;
+}
+
+mr_code mr_engine_estimate(const mr_engine_opts *opts, mr_engine_info *info, mr_err *err) {
+  const mr_kernels *k;
+  mr_model *m = NULL;
+  int pages;
+  mr_code rc = check_device(opts->device, err);
+  if (!rc)
+    rc = get_kernels(&k, err);
+  if (!rc)
+    rc = mr_model_open(&m, opts->model_path, err);
+  if (!rc)
+    rc = plan(opts, k, m, info, &pages, err);
+  mr_model_close(m); /* the architecture's name is the table's */
+  return rc;
+}
+
+/* ---------------------------------------------------------------- open and close */
+
+static mr_code find_ends(mr_engine *e, mr_err *err) {
+  int32_t n = e->vocab ? mr_vocab_size(e->vocab) : 0;
+  for (int32_t id = 0; id < n; id++) {
+    if (!mr_vocab_is_end(e->vocab, id))
+      continue;
+    if (!mr_mem_grow((void **)&e->ends, &e->cap_ends, e->n_ends + 1, sizeof *e->ends))
+      return mr_err_set(err, MR_E_NOMEM, "out of memory for the vocabulary");
+    e->ends[e->n_ends++] = id;
+  }
+  return MR_OK;
+}
+
+/* What a step needs beside the forward pass's own memory. */
+static mr_code make_room(mr_engine *e, mr_err *err) {
+  size_t tokens = (size_t)e->info.max_step_tokens, row = (size_t)e->info.n_vocab * sizeof(float);
+  size_t bytes = 0;
+  e->copy_bytes = (row + 63) & ~(size_t)63;
+  e->scratch_bytes = (e->copy_bytes + mr_sampler_scratch(e->info.n_vocab) + 63) & ~(size_t)63;
+  e->runs = mr_mem_alloc(tokens, sizeof *e->runs);
+  e->owners = mr_mem_alloc(tokens, sizeof *e->owners);
+  e->ones = mr_mem_alloc(tokens, 1);
+  if (mr_mem_mul(e->scratch_bytes, (size_t)e->info.threads, &bytes))
+    e->scratch = mr_mem_pages(bytes);
+  if (!e->runs || !e->owners || !e->ones || !e->scratch)
+    return mr_err_set(err, MR_E_NOMEM, "out of memory for steps of %d tokens",
+                      e->info.max_step_tokens);
+  memset(e->ones, 1, tokens);
+  return MR_OK;
+}
+
+static mr_code make_pool(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
+  e->pool = mr_pool_new(e->info.threads, o->pin);
+  if (!e->pool)
+    return mr_err_set(err, MR_E_UNAVAILABLE, "%d threads could not be had; use a smaller --threads",
+                      e->info.threads);
+  e->info.threads = mr_pool_threads(e->pool);
+  return MR_OK;
+}
+
+static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
+  int pages = 0;
+  mr_code rc = check_device(o->device, err);
+  if (!rc)
+    rc = get_kernels(&e->k, err);
+  if (!rc)
+    rc = mr_model_open(&e->model, o->model_path, err);
+  if (!rc)
+    rc = plan(o, e->k, e->model, &e->info, &pages, err);
+  if (!rc)
+    rc = make_pool(e, o, err);
+  if (!rc)
+    rc = mr_model_pack(e->model, e->k, scheme_of(o), e->pool, err);
+  if (!rc)
+    rc = mr_kv_open(&e->kv, &e->model->c, (mr_kv_type)kv_type_of(o), pages, err);
+  if (rc)
+    return rc;
+  e->info.packed_bytes = e->model->packed_bytes;
+  size_t rows = LOGIT_BYTES / ((size_t)e->info.n_vocab * sizeof(float));
+  e->max_logits = rows < 1                                 ? 1
+                  : rows < (size_t)e->info.max_step_tokens ? (int)rows
+                                                           : e->info.max_step_tokens;
+  rc = mr_forward_open(&e->forward, e->model, e->k, e->pool, e->kv, e->info.max_step_tokens,
+                       e->max_logits, err);
+  if (!rc)
+    rc = find_ends(e, err);
+  return rc ? rc : make_room(e, err);
+}
+
+mr_code mr_engine_open(mr_engine **out, const mr_engine_opts *opts, const mr_prompter *p,
+                       mr_err *err) {
+  double start = mr_sys_seconds();
+  mr_engine *e = mr_mem_alloc(1, sizeof *e);
+  if (!e)
+    return mr_err_set(err, MR_E_NOMEM, "out of memory for the engine");
+  e->vocab = p ? mr_prompter_vocab(p) : NULL;
+  e->flights_end = &e->flights;
+  e->finished_end = &e->finished;
+  mr_code rc = open_parts(e, opts, err);
+  if (rc) {
+    mr_engine_close(e);
+    return rc;
+  }
+  e->info.load_s = mr_sys_seconds() - start;
+  *out = e;
+  return MR_OK;
+}
+
+static void free_list(mr_engine *e, mr_flight *f) {
+  while (f) {
+    mr_flight *next = f->next;
+    mr_flight_free(e, f);
+    f = next;
+  }
+}
+
+void mr_engine_close(mr_engine *e) {
+  if (!e)
+    return;
+  free_list(e, e->flights);
+  free_list(e, e->finished);
+  mr_forward_close(e->forward);
+  mr_kv_close(e->kv);
+  mr_pool_free(e->pool);
+  mr_model_close(e->model);
+  mr_mem_free(e->ends);
+  mr_mem_free(e->runs);
+  mr_mem_free(e->owners);
+  mr_mem_free(e->ones);
+  mr_mem_free(e->jobs);
+  mr_mem_free(e->scratch);
+  mr_mem_free(e);
+}
+
+/* ---------------------------------------------------------------- what it is, what it did */
+
+const mr_engine_info *mr_engine_describe(const mr_engine *e) {
+  return &e->info;
+}
+
+void mr_engine_stats_get(const mr_engine *e, mr_engine_stats *out) {
+  *out = e->stats;
+  out->active = e->n_active;
+  out->waiting = 0;
+  for (const mr_flight *f = e->flights; f; f = f->next)
+    out->waiting += f->fed == 0;
+  out->kv_pages_total = (uint64_t)mr_kv_total_pages(e->kv);
+  out->kv_pages_used = out->kv_pages_total - (uint64_t)mr_kv_free_pages(e->kv);
+}

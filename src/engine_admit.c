@@ -1,0 +1,338 @@
+/* Requests come and go: checks, copies, reservations; results. */
+#include <string.h>
+
+#include "io/mem.h"
+#include "io/sys.h"
+#include "src/engine_int.h"
+
+#define MAX_SEQUENCES 65536 /* of one request: keeps every count below far from overflow */
+
+int mr_engine_pages(int64_t tokens) {
+  return (int)((tokens + MR_KV_BLOCK - 1) / MR_KV_BLOCK);
+}
+
+/* ---------------------------------------------------------------- checks */
+
+static mr_code check_ids(const mr_engine *e, const int32_t *ids, int64_t n, const char *what,
+                         mr_err *err) {
+  for (int64_t i = 0; i < n; i++)
+    if (ids[i] < 0 || ids[i] >= e->info.n_vocab)
+      return mr_err_set(err, MR_E_DATA,
+                        "%s: token id %d at index %lld is not in the vocabulary (0 to %d)", what,
+                        ids[i], (long long)i, e->info.n_vocab - 1);
+  return MR_OK;
+}
+
+static mr_code check_generate(const mr_engine *e, const mr_request *r, mr_err *err) {
+  const mr_sampling *p = &r->sampling;
+  if (p->n < 1 || p->n > MAX_SEQUENCES)
+    return mr_err_set(err, MR_E_DATA, "n is %d, it must be 1 to %d", p->n, MAX_SEQUENCES);
+  if (p->n_stop > 0 && !e->vocab)
+    return mr_err_set(err, MR_E_DATA,
+                      "stop strings need a model with a vocabulary; use stop_token_ids");
+  if (p->max_tokens > e->info.context - r->n_prompt)
+    return mr_err_set(err, MR_E_DATA,
+                      "prompt (%d tokens) and max_tokens (%d) pass the context of %d tokens by %d",
+                      r->n_prompt, p->max_tokens, e->info.context,
+                      r->n_prompt + p->max_tokens - e->info.context);
+  return MR_OK;
+}
+
+static mr_code check_score(const mr_engine *e, const mr_request *r, mr_err *err) {
+  int64_t total = 0;
+  if (r->n_cont < 1 || r->n_cont > MAX_SEQUENCES)
+    return mr_err_set(err, MR_E_DATA, "%d continuations, there must be 1 to %d", r->n_cont,
+                      MAX_SEQUENCES);
+  for (int i = 0; i < r->n_cont; i++) {
+    if (r->cont_len[i] < 1)
+      return mr_err_set(err, MR_E_DATA, "continuation %d has no tokens", i);
+    if (r->cont_len[i] > e->info.context - r->n_prompt)
+      return mr_err_set(err, MR_E_DATA,
+                        "prompt (%d tokens) and continuation %d (%d) pass the context of %d tokens",
+                        r->n_prompt, i, r->cont_len[i], e->info.context);
+    total += r->cont_len[i];
+  }
+  return check_ids(e, r->cont, total, "continuations", err);
+}
+
+static mr_code check(const mr_engine *e, const mr_request *r, mr_err *err) {
+  const mr_sampling *p = &r->sampling;
+  if (r->n_prompt < 1)
+    return mr_err_set(err, MR_E_DATA, "the prompt has no tokens");
+  if (r->n_prompt > e->info.context)
+    return mr_err_set(err, MR_E_DATA, "the prompt has %d tokens, %d more than the context of %d",
+                      r->n_prompt, r->n_prompt - e->info.context, e->info.context);
+  if (p->n_bias < 0 || p->n_stop_ids < 0 || p->n_stop < 0)
+    return mr_err_set(err, MR_E_INTERNAL, "a request with a negative count");
+  if (p->logprobs > MR_TOP_LOGPROBS_MAX || p->prompt_logprobs > MR_TOP_LOGPROBS_MAX)
+    return mr_err_set(err, MR_E_DATA, "logprobs: at most %d", MR_TOP_LOGPROBS_MAX);
+  mr_code rc = check_ids(e, r->prompt, r->n_prompt, "prompt", err);
+  if (rc)
+    return rc;
+  return r->task == MR_TASK_SCORE ? check_score(e, r, err) : check_generate(e, r, err);
+}
+
+/* ---------------------------------------------------------------- a flight is made and freed */
+
+/* A copy of n items; sets *failed. NULL where n is 0. */
+static void *copied(const void *src, int64_t n, size_t size, bool *failed) {
+  if (n <= 0)
+    return NULL;
+  void *p = mr_mem_copy(src, (size_t)n * size);
+  *failed = *failed || !p;
+  return p;
+}
+
+static void copy_sampling(mr_sampling *p, bool *failed) {
+  char **stop = p->stop;
+  p->bias = copied(p->bias, p->n_bias, sizeof *p->bias, failed);
+  p->stop_ids = copied(p->stop_ids, p->n_stop_ids, sizeof *p->stop_ids, failed);
+  p->stop = p->n_stop > 0 ? mr_mem_alloc((size_t)p->n_stop, sizeof *p->stop) : NULL;
+  *failed = *failed || (p->n_stop > 0 && !p->stop);
+  for (int i = 0; p->stop && i < p->n_stop; i++)
+    p->stop[i] = copied(stop[i], (int64_t)strlen(stop[i]) + 1, 1, failed);
+}
+
+static void free_request(mr_request *r) {
+  mr_mem_free((void *)r->prompt);
+  mr_mem_free((void *)r->cont);
+  mr_mem_free((void *)r->cont_len);
+  mr_mem_free(r->sampling.bias);
+  mr_mem_free(r->sampling.stop_ids);
+  for (int i = 0; r->sampling.stop && i < r->sampling.n_stop; i++)
+    mr_mem_free(r->sampling.stop[i]);
+  mr_mem_free(r->sampling.stop);
+}
+
+void mr_flight_free(mr_engine *e, mr_flight *f) {
+  if (!f)
+    return;
+  for (int i = 0; f->seqs && i < f->n_seqs; i++)
+    mr_sequence_free(&f->seqs[i], e->kv);
+  mr_mem_free(f->seqs);
+  mr_mem_free(f->cont);
+  mr_mem_free(f->ends);
+  mr_result_free(f->result);
+  free_request(&f->r);
+  mr_mem_free(f);
+}
+
+void mr_result_free(mr_result *r) {
+  if (!r)
+    return;
+  for (int i = 0; r->choices && i < r->n_choices; i++)
+    mr_choice_free(&r->choices[i]);
+  mr_mem_free(r->choices);
+  mr_mem_free(r->prompt_logprobs);
+  mr_mem_free(r);
+}
+
+static void copy_request(mr_flight *f, const mr_request *r, bool *failed) {
+  int64_t total = 0;
+  int n_cont = r->task == MR_TASK_SCORE ? r->n_cont : 0;
+  f->r = *r;
+  f->r.prompt = copied(r->prompt, r->n_prompt, sizeof *r->prompt, failed);
+  for (int i = 0; i < n_cont; i++)
+    total += r->cont_len[i];
+  f->r.cont = copied(r->cont, total, sizeof *r->cont, failed);
+  f->r.cont_len = copied(r->cont_len, n_cont, sizeof *r->cont_len, failed);
+  f->r.n_cont = n_cont;
+  copy_sampling(&f->r.sampling, failed);
+}
+
+static void set_ends(const mr_engine *e, mr_flight *f, bool *failed) {
+  const mr_sampling *p = &f->r.sampling;
+  int model = p->ignore_eos ? 0 : (int)e->n_ends;
+  f->ends = mr_mem_alloc((size_t)model + (size_t)p->n_stop_ids, sizeof *f->ends);
+  if (!f->ends) {
+    *failed = true;
+    return;
+  }
+  if (model)
+    memcpy(f->ends, e->ends, (size_t)model * sizeof *f->ends);
+  if (p->n_stop_ids > 0 && p->stop_ids)
+    memcpy(f->ends + model, p->stop_ids, (size_t)p->n_stop_ids * sizeof *f->ends);
+  f->n_ends = model + p->n_stop_ids;
+}
+
+/* Tokens after the prompt that sequence i may have. */
+static int new_tokens(const mr_flight *f, int i) {
+  return f->r.task == MR_TASK_SCORE ? f->r.cont_len[i] : f->max_new;
+}
+
+/* Block tables and page counts; the last new token is never fed, so it takes no place. */
+static void make_sequences(const mr_engine *e, mr_flight *f, bool *failed) {
+  const int32_t *cont = f->r.cont;
+  bool score = f->r.task == MR_TASK_SCORE;
+  for (int i = 0; i < f->n_seqs && !*failed; i++) {
+    int more = new_tokens(f, i);
+    int len = f->r.n_prompt + (more > 0 ? more - 1 : 0);
+    mr_sequence *s = &f->seqs[i];
+    *failed = mr_sequence_init(s, &f->r.sampling, score ? NULL : e->vocab, len, NULL) != MR_OK;
+    s->own_pages = mr_engine_pages(len) - f->shared_pages;
+    if (!score || *failed)
+      continue;
+    f->cont[i] = cont;
+    cont += more;
+    s->out.n_ids = more;
+    s->out.ids = copied(f->cont[i], more, sizeof *cont, failed);
+    s->out.logprobs = mr_mem_alloc((size_t)more, sizeof *s->out.logprobs);
+    *failed = *failed || !s->out.logprobs;
+  }
+}
+
+static mr_code make_flight(const mr_engine *e, const mr_request *r, mr_flight **out, mr_err *err) {
+  bool failed = false, score = r->task == MR_TASK_SCORE;
+  mr_flight *f = mr_mem_alloc(1, sizeof *f);
+  *out = f;
+  if (!f)
+    return mr_err_set(err, MR_E_NOMEM, "out of memory for a request");
+  copy_request(f, r, &failed);
+  set_ends(e, f, &failed);
+  f->max_new = r->sampling.max_tokens >= 0 ? r->sampling.max_tokens : e->info.context - r->n_prompt;
+  f->shared_pages = r->n_prompt / MR_KV_BLOCK;
+  int n = score ? r->n_cont : r->sampling.n;
+  f->seqs = mr_mem_alloc((size_t)n, sizeof *f->seqs);
+  f->cont = score ? mr_mem_alloc((size_t)n, sizeof *f->cont) : NULL;
+  f->result = mr_mem_alloc(1, sizeof *f->result);
+  if (!f->seqs || !f->result || (score && !f->cont))
+    failed = true;
+  f->n_seqs = f->n_live = n;
+  if (!failed) {
+    f->result->tag = r->tag;
+    f->result->n_prompt = r->n_prompt;
+    f->result->n_choices = n;
+    f->result->choices = mr_mem_alloc((size_t)n, sizeof *f->result->choices);
+    if (r->sampling.prompt_logprobs >= 0)
+      f->result->prompt_logprobs =
+          mr_mem_alloc((size_t)r->n_prompt, sizeof *f->result->prompt_logprobs);
+    failed =
+        !f->result->choices || (r->sampling.prompt_logprobs >= 0 && !f->result->prompt_logprobs);
+    make_sequences(e, f, &failed);
+  }
+  return failed
+             ? mr_err_set(err, MR_E_NOMEM, "out of memory for a request of %d tokens", r->n_prompt)
+             : MR_OK;
+}
+
+/* ---------------------------------------------------------------- admission */
+
+/* Pages that the request may hold at once. */
+static int64_t pages_needed(const mr_engine *e, const mr_request *r) {
+  bool score = r->task == MR_TASK_SCORE;
+  int64_t shared = r->n_prompt / MR_KV_BLOCK, own = 0;
+  int n = score ? r->n_cont : r->sampling.n;
+  for (int i = 0; i < n; i++) {
+    int left = e->info.context - r->n_prompt;
+    int more = score ? r->cont_len[i] : r->sampling.max_tokens >= 0 ? r->sampling.max_tokens : left;
+    own += mr_engine_pages((int64_t)r->n_prompt + (more > 0 ? more - 1 : 0)) - shared;
+  }
+  return shared + own;
+}
+
+static mr_code has_room(const mr_engine *e, const mr_request *r, int n_seqs, mr_err *err) {
+  int64_t need = pages_needed(e, r), total = mr_kv_total_pages(e->kv);
+  if (need > total) {
+    uint64_t page = e->info.kv_bytes_per_token * MR_KV_BLOCK;
+    return mr_err_set(err, MR_E_DATA,
+                      "the request needs %llu bytes of keys and values (%d prompt tokens, %d "
+                      "sequences), the budget "
+                      "is %llu; lower max_tokens or n, or raise --kv-memory",
+                      (unsigned long long)((uint64_t)need * page), r->n_prompt, n_seqs,
+                      (unsigned long long)((uint64_t)total * page));
+  }
+  if (e->pages_reserved + need > total)
+    return MR_E_AGAIN;
+  return e->n_sequences > 0 && e->n_sequences + n_seqs > e->info.max_batch ? MR_E_AGAIN : MR_OK;
+}
+
+mr_code mr_engine_admit(mr_engine *e, const mr_request *r, mr_err *err) {
+  mr_code rc = check(e, r, err);
+  if (rc)
+    return rc;
+  int n = r->task == MR_TASK_SCORE ? r->n_cont : r->sampling.n;
+  rc = has_room(e, r, n, err);
+  if (rc)
+    return rc;
+  size_t jobs = (size_t)e->max_logits + (size_t)e->n_sequences + (size_t)n;
+  if (!mr_mem_grow((void **)&e->jobs, &e->cap_jobs, jobs, sizeof *e->jobs))
+    return mr_err_set(err, MR_E_NOMEM, "out of memory for a request");
+  mr_flight *f;
+  rc = make_flight(e, r, &f, err);
+  if (rc) {
+    mr_flight_free(e, f);
+    return rc;
+  }
+  e->pages_reserved += (int)pages_needed(e, r);
+  e->n_sequences += n;
+  e->n_active++;
+  f->result->admitted_s = mr_sys_seconds();
+  *e->flights_end = f;
+  e->flights_end = &f->next;
+  return MR_OK;
+}
+
+int mr_engine_active(const mr_engine *e) {
+  return e->n_active;
+}
+
+/* ---------------------------------------------------------------- the end of a request */
+
+void mr_flight_retire(mr_engine *e, mr_flight *f, mr_sequence *s) {
+  s->done = true;
+  mr_kv_seq_release(e->kv, &s->kv);
+  e->pages_reserved -= s->own_pages;
+  s->own_pages = 0;
+  f->n_live--;
+}
+
+void mr_flight_fail(mr_engine *e, mr_flight *f, const char *words) {
+  mr_err_set(&f->result->err, MR_E_DATA, "%s", words);
+  for (int i = 0; i < f->n_seqs; i++) {
+    mr_sequence *s = &f->seqs[i];
+    bool retired = s->done;
+    mr_sequence_end(s, MR_FINISH_ERROR, -1, NULL);
+    s->out.finish = MR_FINISH_ERROR;
+    if (!retired)
+      mr_flight_retire(e, f, s);
+  }
+}
+
+static void finish(mr_engine *e, mr_flight *f) {
+  for (int i = 0; i < f->n_seqs; i++)
+    mr_sequence_take(&f->seqs[i], &f->result->choices[i]);
+  f->result->done_s = mr_sys_seconds();
+  e->pages_reserved -= f->shared_pages;
+  e->n_sequences -= f->n_seqs;
+  f->next = NULL;
+  *e->finished_end = f;
+  e->finished_end = &f->next;
+}
+
+void mr_engine_sweep(mr_engine *e) {
+  mr_flight **link = &e->flights;
+  while (*link) {
+    mr_flight *f = *link;
+    if (f->n_live > 0) {
+      link = &f->next;
+      continue;
+    }
+    *link = f->next;
+    finish(e, f);
+  }
+  e->flights_end = link;
+}
+
+mr_result *mr_engine_collect(mr_engine *e) {
+  mr_flight *f = e->finished;
+  if (!f)
+    return NULL;
+  mr_result *r = f->result;
+  f->result = NULL;
+  e->finished = f->next;
+  if (!e->finished)
+    e->finished_end = &e->finished;
+  e->n_active--;
+  mr_flight_free(e, f);
+  return r;
+}

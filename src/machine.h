@@ -1,0 +1,19 @@
+/* machine.h: what this machine offers: memory and the processor's name. Reads /proc and the control
+ * group. */
+#ifndef MR_SRC_MACHINE_H
+#define MR_SRC_MACHINE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct mr_memory {
+  uint64_t total, available; /* bytes; the control group's limit counts; 0: unknown */
+} mr_memory;
+
+mr_memory mr_machine_memory(void);
+
+/* The processor's model name into buf (always terminated); "cpu" where the kernel does not say.
+ * Returns buf. */
+const char *mr_machine_cpu(char *buf, size_t cap);
+
+#endif

@@ -1,0 +1,360 @@
+#include "src/sampler.h"
+
+#include <math.h>
+#include <string.h>
+
+#define GREEDY_BELOW 1e-5f /* dividing by less would only overflow */
+#define DEFAULT_SEED 0x6d696c6c72616365ull
+#define STRIDE 64  /* values that one test skips together */
+#define BLOCK 1024 /* values whose probability is summed together */
+
+const mr_sampling mr_sampling_default = {.temperature = 1,
+                                         .top_p = 1,
+                                         .repetition_penalty = 1,
+                                         .max_tokens = -1,
+                                         .logprobs = -1,
+                                         .prompt_logprobs = -1,
+                                         .n = 1};
+
+typedef struct cand {
+  float x; /* logit */
+  int32_t id;
+} cand;
+
+/* ---------------------------------------------------------------- random numbers */
+
+void mr_philox(uint32_t out[4], const uint32_t counter[4], const uint32_t key[2]) {
+  uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
+  uint32_t k0 = key[0], k1 = key[1];
+  for (int round = 0; round < 10; round++) {
+    uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
+    c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
+    c1 = (uint32_t)b;
+    c2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
+    c3 = (uint32_t)a;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  out[0] = c0;
+  out[1] = c1;
+  out[2] = c2;
+  out[3] = c3;
+}
+
+/* Uniform in [0, 1) with 53 bits. */
+static double uniform(const mr_sampling *s, uint64_t row_key, int choice, int position) {
+  uint64_t seed = s->has_seed ? s->seed : DEFAULT_SEED, row = s->has_seed ? 0 : row_key;
+  uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
+  uint32_t counter[4] = {(uint32_t)position, (uint32_t)choice, (uint32_t)row,
+                         (uint32_t)(row >> 32)};
+  uint32_t w[4];
+  mr_philox(w, counter, key);
+  uint64_t bits = ((uint64_t)(w[0] >> 5) << 26) | (w[1] >> 6);
+  return (double)bits * 0x1p-53;
+}
+
+/* ---------------------------------------------------------------- candidates
+ * Their order is total (larger logit, then lower id), so what is kept depends on no algorithm. */
+
+static bool better(cand a, cand b) {
+  return a.x > b.x || (a.x == b.x && a.id < b.id);
+}
+
+/* Heap of c[0..n): the best on top, or the worst. */
+static void sift_down(cand *c, int n, int i, bool best_on_top) {
+  for (;;) {
+    int child = 2 * i + 1;
+    if (child >= n)
+      return;
+    if (child + 1 < n && better(c[child + 1], c[child]) == best_on_top)
+      child++;
+    if (better(c[child], c[i]) != best_on_top)
+      return;
+    cand t = c[i];
+    c[i] = c[child];
+    c[child] = t;
+    i = child;
+  }
+}
+
+static void heapify(cand *c, int n, bool best_on_top) {
+  for (int i = n / 2 - 1; i >= 0; i--)
+    sift_down(c, n, i, best_on_top);
+}
+
+static bool any_from(const float *x, float floor) {
+  int hit = 0;
+  for (int i = 0; i < STRIDE; i++)
+    hit |= x[i] >= floor;
+  return hit;
+}
+
+/* All values >= floor, in order of id. */
+static int gather_from(const float *x, int n, float floor, cand *out) {
+  int m = 0;
+  for (int i = 0; i < n; i += STRIDE) {
+    int end = n - i < STRIDE ? n : i + STRIDE;
+    if (end == i + STRIDE && !any_from(x + i, floor))
+      continue;
+    for (int j = i; j < end; j++)
+      if (x[j] >= floor)
+        out[m++] = (cand){x[j], j};
+  }
+  return m;
+}
+
+/* The k largest, 1 <= k <= n, in no useful order (a heap with the worst on top). */
+static void gather_top(const float *x, int n, int k, cand *out) {
+  for (int i = 0; i < k; i++)
+    out[i] = (cand){x[i], i};
+  heapify(out, k, false);
+  for (int i = k; i < n;) {
+    if (n - i >= STRIDE && !any_from(x + i, out[0].x)) {
+      i += STRIDE;
+      continue;
+    }
+    int end = n - i < STRIDE ? n : i + STRIDE;
+    for (; i < end; i++) {
+      if (x[i] <= out[0].x) /* an equal one with a higher id is worse */
+        continue;
+      out[0] = (cand){x[i], i};
+      sift_down(out, k, 0, false);
+    }
+  }
+}
+
+static int keep_from(cand *c, int n, float floor) {
+  int m = 0;
+  for (int i = 0; i < n; i++)
+    if (c[i].x >= floor)
+      c[m++] = c[i];
+  return m;
+}
+
+static double weight(float x, float max) {
+  return exp((double)x - max);
+}
+
+/* The smallest set of best candidates whose weights reach `mass`; moved to the front. */
+static int nucleus(cand *c, int n, float max, double mass) {
+  double sum = 0;
+  int kept = 0;
+  heapify(c, n, true);
+  while (kept < n && (kept == 0 || sum < mass)) {
+    cand top = c[0];
+    int last = n - 1 - kept++;
+    c[0] = c[last];
+    c[last] = top; /* the popped ones grow from the end */
+    sift_down(c, last, 0, true);
+    sum += weight(top.x, max);
+  }
+  memmove(c, c + (n - kept), (size_t)kept * sizeof *c);
+  return kept;
+}
+
+static int32_t draw(const cand *c, int n, float max, double u) {
+  double total = 0, sum = 0;
+  int32_t last = c[0].id;
+  for (int i = 0; i < n; i++)
+    total += weight(c[i].x, max);
+  for (int i = 0; i < n; i++) {
+    double w = weight(c[i].x, max);
+    if (w <= 0)
+      continue;
+    last = c[i].id;
+    sum += w;
+    if (sum > u * total)
+      break;
+  }
+  return last;
+}
+
+/* ---------------------------------------------------------------- the whole vocabulary */
+
+/* mass[b]: weight of the values of block b; returns their sum. Blocks keep the exponentials in the
+ * vector kernel. */
+static double block_masses(const mr_kernels *k, const float *x, int n, float max, double *mass) {
+  double total = 0;
+  for (int i = 0, b = 0; i < n; i += BLOCK, b++) {
+    double lse = k->logsumexp(x + i, n - i < BLOCK ? n - i : BLOCK);
+    mass[b] = lse > -INFINITY ? exp(lse - max) : 0; /* NaN where all of the block is masked */
+    total += mass[b];
+  }
+  return total;
+}
+
+static int32_t draw_all(const float *x, int n, float max, const double *mass, double total,
+                        double u, cand *room) {
+  double sum = 0;
+  int blocks = (n + BLOCK - 1) / BLOCK, at = 0;
+  for (int b = 0; b < blocks; b++) {
+    if (mass[b] <= 0)
+      continue;
+    at = b;
+    if (sum + mass[b] > u * total)
+      break;
+    sum += mass[b];
+  }
+  int len = n - at * BLOCK < BLOCK ? n - at * BLOCK : BLOCK;
+  for (int i = 0; i < len; i++)
+    room[i] = (cand){x[at * BLOCK + i], at * BLOCK + i};
+  double inside = (u * total - sum) / mass[at];
+  return draw(room, len, max, inside < 0 ? 0 : inside < 1 ? inside : 1 - 0x1p-53);
+}
+
+/* logits are divided by the temperature here; max is their largest before. */
+static int32_t draw_token(const mr_kernels *k, const mr_sampling *s, float *x, int n, float max,
+                          double u, cand *c, double *mass) {
+  if (s->temperature != 1) {
+    k->scale(x, 1 / s->temperature, n);
+    max *= 1 / s->temperature;
+  }
+  int top_k = s->top_k > 0 && s->top_k < n ? s->top_k : 0, m;
+  bool cut = s->top_p < 1;
+  float floor = s->min_p > 0 ? max + logf(s->min_p < 1 ? s->min_p : 1) : -INFINITY;
+  double total = 0;
+  if (top_k) {
+    gather_top(x, n, top_k, c);
+    m = top_k;
+    for (int i = 0; cut && i < m; i++)
+      total += weight(c[i].x, max);
+  } else {
+    total = cut || s->min_p <= 0 ? block_masses(k, x, n, max, mass) : 0;
+    if (!cut && s->min_p <= 0)
+      return draw_all(x, n, max, mass, total, u, c);
+    /* All values below (1 - top_p) / n of the mass hold less than 1 - top_p together: the nucleus
+     * needs none. The small margin is for rounding. */
+    float rare = cut ? (float)(max + log(total * (1 - (double)s->top_p) / n) - 1e-3) : floor;
+    m = gather_from(x, n, rare < max ? rare : max, c);
+  }
+  if (cut)
+    m = nucleus(c, m, max, s->top_p * total);
+  m = keep_from(c, m, floor);
+  return draw(c, m, max, u);
+}
+
+/* ---------------------------------------------------------------- changes to single logits */
+
+static bool penalizes(const mr_sampling *s, const mr_sampler_state *st) {
+  bool output = st->n_output > 0 && (s->presence_penalty != 0 || s->frequency_penalty != 0);
+  return output || s->repetition_penalty != 1;
+}
+
+static void penalize_one(const mr_sampling *s, float *x, int32_t *count) {
+  if (*count < 0)
+    return; /* done */
+  *x = *x > 0 ? *x / s->repetition_penalty : *x * s->repetition_penalty;
+  if (*count > 0)
+    *x -= s->presence_penalty + s->frequency_penalty * (float)*count;
+  *count = -1;
+}
+
+static void penalize(const mr_sampling *s, float *x, const mr_sampler_state *st, int32_t *count) {
+  int n_prompt = s->repetition_penalty != 1 ? st->n_prompt : 0;
+  for (int i = 0; i < n_prompt; i++)
+    count[st->prompt[i]] = 0;
+  for (int i = 0; i < st->n_output; i++)
+    count[st->output[i]] = 0;
+  for (int i = 0; i < st->n_output; i++)
+    count[st->output[i]]++;
+  for (int i = 0; i < n_prompt; i++)
+    penalize_one(s, x + st->prompt[i], count + st->prompt[i]);
+  for (int i = 0; i < st->n_output; i++)
+    penalize_one(s, x + st->output[i], count + st->output[i]);
+}
+
+static void adjust(const mr_sampling *s, float *x, int n, const mr_sampler_state *st,
+                   const int32_t *ends, int n_ends, int32_t *count) {
+  for (int i = 0; i < s->n_bias; i++)
+    if (s->bias[i].id >= 0 && s->bias[i].id < n)
+      x[s->bias[i].id] += s->bias[i].value;
+  if (penalizes(s, st))
+    penalize(s, x, st, count);
+  for (int i = 0; st->n_output < s->min_tokens && i < n_ends; i++)
+    if (ends[i] >= 0 && ends[i] < n)
+      x[ends[i]] = -INFINITY;
+}
+
+/* ---------------------------------------------------------------- reports */
+
+static void report_top(const float *x, int n, int n_top, double lse, mr_sampled *out) {
+  cand top[MR_TOP_LOGPROBS_MAX];
+  if (n_top > MR_TOP_LOGPROBS_MAX)
+    n_top = MR_TOP_LOGPROBS_MAX;
+  if (n_top > n)
+    n_top = n;
+  out->n_top = n_top > 0 ? n_top : 0;
+  if (!out->n_top)
+    return;
+  gather_top(x, n, n_top, top);
+  for (int left = n_top; left > 0; left--) { /* the worst comes off first */
+    out->top_id[left - 1] = top[0].id;
+    out->top_logprob[left - 1] = (float)(top[0].x - lse);
+    top[0] = top[left - 1];
+    sift_down(top, left - 1, 0, false);
+  }
+}
+
+static void report(const mr_kernels *k, const float *x, int n, int32_t id, int n_top,
+                   mr_sampled *out) {
+  double lse = k->logsumexp(x, n);
+  out->id = id;
+  out->logprob = (float)(x[id] - lse);
+  report_top(x, n, n_top, lse, out);
+}
+
+/* The greedy choice, or -1 where the logits are unusable. */
+static int checked_argmax(const mr_kernels *k, const float *x, int n) {
+  int bad = 0, best = k->argmax(x, n, &bad);
+  return bad || !isfinite(x[best]) ? -1 : best;
+}
+
+size_t mr_sampler_scratch(int n_vocab) {
+  size_t n = ((size_t)n_vocab + 15) & ~(size_t)15;
+  size_t blocks = (n + BLOCK - 1) / BLOCK;
+  return n * (sizeof(cand) + sizeof(float)) + ((blocks + 7) & ~(size_t)7) * sizeof(double);
+}
+
+mr_code mr_sampler_pick(const mr_kernels *k, const mr_sampling *s, float *logits, int n_vocab,
+                        const mr_sampler_state *st, const int32_t *ends, int n_ends,
+                        uint64_t row_key, int choice, void *scratch, mr_sampled *out, mr_err *err) {
+  size_t room = ((size_t)n_vocab + 15) & ~(size_t)15;
+  cand *c = scratch;
+  float *copy = (float *)(c + room), *raw = logits;
+  double *mass = (double *)(copy + room);
+  bool greedy = s->temperature < GREEDY_BELOW;
+  bool adjusts = s->n_bias > 0 || penalizes(s, st) || (st->n_output < s->min_tokens && n_ends > 0);
+  int best = checked_argmax(k, logits, n_vocab);
+  if (best < 0)
+    return mr_err_set(err, MR_E_DATA, "the model's logits are not finite");
+  if (s->logprobs >= 0 && (adjusts || (!greedy && s->temperature != 1)))
+    raw = memcpy(copy, logits, (size_t)n_vocab * sizeof *copy);
+  if (adjusts) {
+    adjust(s, logits, n_vocab, st, ends, n_ends, scratch);
+    best = checked_argmax(k, logits, n_vocab);
+  }
+  if (best < 0)
+    return mr_err_set(err, MR_E_DATA,
+                      "logit_bias, penalties and min_tokens leave no token to choose");
+  memset(out, 0, sizeof *out);
+  out->id = greedy ? best
+                   : draw_token(k, s, logits, n_vocab, logits[best],
+                                uniform(s, row_key, choice, st->n_output), c, mass);
+  if (s->logprobs >= 0)
+    report(k, raw, n_vocab, out->id, s->logprobs, out);
+  return MR_OK;
+}
+
+mr_code mr_sampler_score(const mr_kernels *k, const float *logits, int n_vocab, int32_t id,
+                         int n_top, mr_sampled *out, int *rank, mr_err *err) {
+  if (checked_argmax(k, logits, n_vocab) < 0)
+    return mr_err_set(err, MR_E_DATA, "the model's logits are not finite");
+  memset(out, 0, sizeof *out);
+  report(k, logits, n_vocab, id, n_top, out);
+  if (!rank)
+    return MR_OK;
+  *rank = 1;
+  for (int i = 0; i < n_vocab; i++)
+    *rank += logits[i] > logits[id] || (logits[i] == logits[id] && i < id);
+  return MR_OK;
+}
