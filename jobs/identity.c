@@ -1,0 +1,129 @@
+#include "jobs/identity.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "io/mem.h"
+
+#define DUMP (JSON_COMPACT | JSON_SORT_KEYS | JSON_ENCODE_ANY)
+
+static mr_code nomem(mr_err *err) {
+  return mr_err_set(err, MR_E_NOMEM, "out of memory");
+}
+
+mr_code mr_identity_set_options(mr_job_identity *id, json_t *options, mr_err *err) {
+  char *text = options ? json_dumps(options, DUMP) : NULL;
+  if (!text) {
+    json_decref(options);
+    return nomem(err);
+  }
+  mr_hash_hex(text, strlen(text), id->options_digest);
+  free(text); /* jansson's own allocation */
+  json_decref(id->options);
+  id->options = options;
+  return MR_OK;
+}
+
+void mr_identity_make_id(mr_job_identity *id) {
+  char all[512];
+  int n = snprintf(all, sizeof all, "%s %s %s %s %lld", id->input_digest, id->model_digest, id->options_digest,
+                   id->numerics, (long long)id->created);
+  mr_hash_hex(all, (size_t)n, id->job_id);
+}
+
+json_t *mr_identity_to_json(const mr_job_identity *id) {
+  return json_pack("{s:s, s:I, s:s, s:s, s:s, s:s, s:I, s:O}", "job_id", id->job_id, "created",
+                   (json_int_t)id->created, "input_digest", id->input_digest, "model_digest", id->model_digest,
+                   "options_digest", id->options_digest, "numerics", id->numerics, "rows", (json_int_t)id->rows,
+                   "options", id->options);
+}
+
+static bool take_hex(char to[MR_HASH_HEX], const char *hex) {
+  if (strlen(hex) != MR_HASH_HEX - 1 || strspn(hex, "0123456789abcdef") != MR_HASH_HEX - 1)
+    return false;
+  memcpy(to, hex, MR_HASH_HEX);
+  return true;
+}
+
+mr_code mr_identity_from_json(mr_job_identity *id, const json_t *o, mr_err *err) {
+  const char *job, *input, *model, *options, *numerics;
+  json_int_t created, rows;
+  json_t *opts, *root = (json_t *)(uintptr_t)o; /* jansson's unpack only reads */
+  memset(id, 0, sizeof *id);
+  if (json_unpack(root, "{s:s, s:I, s:s, s:s, s:s, s:s, s:I, s:o}", "job_id", &job, "created", &created,
+                  "input_digest", &input, "model_digest", &model, "options_digest", &options, "numerics", &numerics,
+                  "rows", &rows, "options", &opts) ||
+      !take_hex(id->job_id, job) || !take_hex(id->input_digest, input) || !take_hex(id->model_digest, model) ||
+      !take_hex(id->options_digest, options) || strlen(numerics) >= sizeof id->numerics || rows < 0 ||
+      !json_is_object(opts))
+    return mr_err_set(err, MR_E_DATA, "the identity of the job in it is damaged or of another version");
+  memcpy(id->numerics, numerics, strlen(numerics) + 1);
+  id->created = created;
+  id->rows = (uint64_t)rows;
+  id->options = json_incref(opts);
+  return MR_OK;
+}
+
+static void add_words(mr_text *t, const char *words) {
+  mr_text_addf(t, "%s%s", t->len ? "; " : "", words);
+}
+
+static void add_value(mr_text *t, const json_t *v) {
+  char *s = v ? json_dumps(v, DUMP) : NULL;
+  if (s && strlen(s) > 60)
+    mr_text_adds(t, "a long value");
+  else
+    mr_text_adds(t, s ? s : "not set");
+  free(s);
+}
+
+static void differ_options(const json_t *old, const json_t *now, mr_text *words) {
+  const char *key;
+  json_t *v, *both = json_object();
+  if (!both || json_object_update(both, (json_t *)(uintptr_t)old) ||
+      json_object_update(both, (json_t *)(uintptr_t)now)) {
+    json_decref(both);
+    add_words(words, "an option");
+    return;
+  }
+  json_object_foreach(both, key, v) {
+    const json_t *a = json_object_get(old, key), *b = json_object_get(now, key);
+    if (a && b && json_equal(a, b))
+      continue;
+    mr_text_addf(words, "%soption %s (", words->len ? "; " : "", key);
+    add_value(words, b);
+    mr_text_adds(words, ", was ");
+    add_value(words, a);
+    mr_text_addc(words, ')');
+  }
+  json_decref(both);
+}
+
+void mr_identity_differ(const mr_job_identity *old, const mr_job_identity *now, mr_text *words) {
+  if (strcmp(old->input_digest, now->input_digest) != 0)
+    add_words(words, "the text of the inputs");
+  else if (old->rows != now->rows)
+    mr_text_addf(words, "%sthe number of rows (%llu, was %llu)", words->len ? "; " : "",
+                 (unsigned long long)now->rows, (unsigned long long)old->rows);
+  if (strcmp(old->model_digest, now->model_digest) != 0)
+    add_words(words, "the model file");
+  if (strcmp(old->options_digest, now->options_digest) != 0)
+    differ_options(old->options, now->options, words);
+  if (strcmp(old->numerics, now->numerics) != 0)
+    mr_text_addf(words, "%sthe numerics (%s, was %s)", words->len ? "; " : "", now->numerics, old->numerics);
+}
+
+mr_code mr_identity_copy(mr_job_identity *to, const mr_job_identity *from, mr_err *err) {
+  json_t *options = json_deep_copy(from->options);
+  if (!options)
+    return nomem(err);
+  mr_identity_free(to);
+  *to = *from;
+  to->options = options;
+  return MR_OK;
+}
+
+void mr_identity_free(mr_job_identity *id) {
+  json_decref(id->options);
+  memset(id, 0, sizeof *id);
+}
