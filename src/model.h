@@ -1,11 +1,16 @@
-/* model.h: the weights of one model: mapped tensors checked against the configuration, then packed for the GEMM.
+/* model.h: the weights of one model: mapped tensors checked against the configuration, then packed
+ * for the GEMM.
  *
  *     mr_model *m;
- *     mr_model_open(&m, path, &err);             maps and validates: every tensor's name, shape and type
- *     mr_model_pack(m, kernels, MR_SCHEME_I8, pool, &err);   packs matrices into panels; the map stays for the rest
- *     mr_model_close(m);
+ *     mr_model_open(&m, path, &err);      maps and validates every tensor's name, shape and type
+ *     mr_model_pack(m, kernels, MR_SCHEME_I8, pool, &err);     packs matrices into panels
+ *     mr_model_close(m);                                       the map stays until here
  *
  * `model info` calls only open. Shapes are [rows, cols] = [N, K] as in the file (dims[1], dims[0]).
+ * A fused tensor (attn_qkv, gate and up in one) is cut into views of its rows. Biases that the file
+ * has are read whether the architecture asks for them or not. A tensor of a layer that nobody reads
+ * would change the result, so it is refused; other unknown tensors are counted. NaN and infinity in
+ * weights are let through: they show in the logits.
  */
 #ifndef MR_SRC_MODEL_H
 #define MR_SRC_MODEL_H
@@ -17,34 +22,37 @@
 
 typedef struct mr_matrix { /* y = W x (+ b) */
   int n, k;
-  int dtype;              /* as stored; -1: absent */
-  const uint8_t *data;    /* mapped rows, row_bytes apart; borrowed */
+  int dtype;           /* as stored; -1: absent */
+  const uint8_t *data; /* mapped rows, row_bytes apart; borrowed */
   uint64_t row_bytes;
-  const float *bias;      /* n floats, or NULL; owned by the model */
-  mr_scheme scheme;       /* of packed */
-  uint8_t *packed;        /* ceil(n / nr) panels; NULL until packed; owned by the model */
+  const float *bias; /* n floats, or NULL; owned by the model */
+  mr_scheme scheme;  /* of packed */
+  uint8_t *packed;   /* ceil(n / nr) panels; NULL until packed; owned by the model */
 } mr_matrix;
 
 typedef struct mr_layer {
-  const float *attn_norm, *attn_norm_b;   /* [d_model] */
-  mr_matrix q, k, v, o;                   /* q [n_heads*head_dim, d_model], k, v [n_kv_heads*head_dim, d_model] */
-  const float *q_norm, *k_norm;           /* [head_dim], or [n*head_dim] for qk_norm_full */
-  const float *attn_post_norm;            /* [d_model] */
-  const float *ffn_norm, *ffn_norm_b;     /* [d_model] */
-  mr_matrix gate, up, down;               /* gate, up [d_ff, d_model], down [d_model, d_ff]; gate absent if not gated */
-  const float *ffn_post_norm;             /* [d_model] */
+  const float *attn_norm, *attn_norm_b; /* [d_model] */
+  mr_matrix q, k, v, o; /* q [n_heads*head_dim, d_model], k, v [n_kv_heads*head_dim, d_model] */
+  const float *q_norm, *k_norm;       /* [head_dim], or [n*head_dim] for qk_norm_full */
+  const float *attn_post_norm;        /* [d_model] */
+  const float *ffn_norm, *ffn_norm_b; /* [d_model] */
+  mr_matrix gate, up, down; /* gate (absent if not gated), up [d_ff, d_model], down [d_model, d_ff]
+                             */
+  const float *ffn_post_norm; /* [d_model] */
 } mr_layer;
 
 typedef struct mr_model {
   mr_config c;
-  mr_gguf *gguf;          /* owned */
-  mr_matrix embed;        /* [n_vocab, d_model]; rows are dequantized as they are needed */
-  mr_matrix head;         /* [n_vocab, d_model]; the embedding again where tied */
+  mr_gguf *gguf;   /* owned */
+  mr_matrix embed; /* [n_vocab, d_model]; rows are dequantized as they are needed */
+  mr_matrix head;  /* [n_vocab, d_model]; the embedding again where tied */
   const float *out_norm, *out_norm_b;
-  const float *rope_freqs;/* [rope_dims/2] factors, or NULL */
+  const float *rope_freqs;    /* [rope_dims/2] factors, or NULL */
   const float *position_embd; /* [context, d_model], or NULL */
-  mr_layer *layers;       /* n_layers */
-  uint64_t n_params;      /* weights in matrices and norms */
+  mr_layer *layers;           /* n_layers */
+  uint64_t n_params;          /* weights in matrices and norms; a tied head counts once */
+  int n_unused;               /* tensors that this program does not know and did not read */
+  mr_str unused;              /* the name of the first of them; borrowed from gguf */
   uint64_t packed_bytes;
   /* every float vector above points into this */
   float **vectors;
@@ -52,13 +60,16 @@ typedef struct mr_model {
 } mr_model;
 
 mr_code mr_model_open(mr_model **out, const char *path, mr_err *err);
-mr_code mr_model_pack(mr_model *m, const mr_kernels *k, mr_scheme scheme, mr_pool *pool, mr_err *err);
+/* pool may be NULL: one thread. Packing again replaces what was packed. */
+mr_code mr_model_pack(mr_model *m, const mr_kernels *k, mr_scheme scheme, mr_pool *pool,
+                      mr_err *err);
 void mr_model_close(mr_model *m);
 
 /* One row of a mapped matrix as float32. */
 void mr_matrix_row(const mr_matrix *w, int64_t row, float *dst);
 
-/* Multiply-adds*2 of the weights for one token: the layers, and the output head (only where logits are computed). */
+/* Multiply-adds*2 of the weights for one token: the layers, and the output head (only where logits
+ * are computed). */
 double mr_model_layer_flops(const mr_model *m);
 double mr_model_head_flops(const mr_model *m);
 
