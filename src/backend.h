@@ -1,16 +1,19 @@
 /* backend.h: a device: buffers and the operations of one step over a ragged batch.
  *
- *     mr_backend *b;  mr_backend_cpu_open(&b, model, kernels, pool, kv, max_tokens, max_logits, &err);
+ *     mr_backend *b;
+ *     mr_backend_cpu_open(&b, model, kernels, pool, kv, max_tokens, max_logits, &err);
  *     mr_buf *x = b->ops->buf_new(b, max_tokens, d_model);
- *     b->ops->begin(b, &batch, &err);           the step's tokens, positions and block tables
- *     b->ops->embed(b, x); b->ops->linear(b, &op); ...   queued in this order
- *     b->ops->end(b, &err);                     waits; the first error of the step
- *     b->ops->row(b, logits, 0)                 on the host
+ *     b->ops->begin(b, &batch, &err);       the step's tokens, positions and block tables
+ *     b->ops->embed(b, x);                  operations are queued in this order
+ *     b->ops->linear(b, &op); ...
+ *     b->ops->end(b, &err);                 waits; the first error of the step
+ *     b->ops->row(b, logits, 0);            on the host
  *
- * src/forward.c is one program over these operations; a device is another table of them. A buffer is float32
- * [rows, cols]; where it lies and how its rows are padded is the device's own. Operations work on the rows of the
- * step (all n_tokens, or the n_wanted whose logits are asked for) and cannot fail one by one.
- * Whatever an operation computes for a row depends on that row and its sequence alone (batch invariance).
+ * src/forward.c is one program over these operations; a device is another table of them. A buffer
+ * is float32 [rows, cols]; where it lies and how its rows are padded is the device's own.
+ * Operations work on the rows of the step (all n_tokens, or the n_wanted whose logits are asked
+ * for) and cannot fail one by one. Whatever an operation computes for a row depends on that row and
+ * its sequence alone (batch invariance).
  */
 #ifndef MR_SRC_BACKEND_H
 #define MR_SRC_BACKEND_H
@@ -23,18 +26,19 @@
 typedef struct mr_backend mr_backend;
 typedef struct mr_buf mr_buf;
 
-typedef struct mr_run { /* consecutive new tokens of one sequence; a sequence has at most one run a step */
-  mr_kv_seq *seq;          /* room reserved for n tokens; len grows by n when the step succeeds */
-  const int32_t *tokens;   /* n ids, each below n_vocab */
+/* Consecutive new tokens of one sequence; a sequence has at most one run a step. */
+typedef struct mr_run {
+  mr_kv_seq *seq;        /* room reserved for n tokens; len grows by n when the step succeeds */
+  const int32_t *tokens; /* n ids, each below n_vocab */
   int n;
-  const uint8_t *want;     /* n flags: 1 = logits after this token; NULL: only after the last */
-  int no_logits;           /* 1: want nothing */
+  const uint8_t *want; /* n flags: 1 = logits after this token; NULL: only after the last */
+  int no_logits;       /* 1: want nothing */
 } mr_run;
 
-typedef struct mr_batch {  /* a checked step; borrowed from begin to end */
-  const mr_run *runs;      /* packed in this order without padding */
+typedef struct mr_batch { /* a checked step; borrowed from begin to end */
+  const mr_run *runs;     /* packed in this order without padding */
   int n_runs, n_tokens;
-  const int32_t *wanted;   /* [n_wanted] rows, ascending */
+  const int32_t *wanted; /* [n_wanted] rows, ascending */
   int n_wanted;
 } mr_batch;
 
@@ -45,8 +49,8 @@ typedef struct mr_step_stats {
 } mr_step_stats;
 
 typedef struct mr_norm_spec {
-  mr_norm kind;            /* MR_NORM_NONE: none */
-  const float *w, *b;      /* [cols], or NULL */
+  mr_norm kind;       /* MR_NORM_NONE: none */
+  const float *w, *b; /* [cols], or NULL */
   float eps;
 } mr_norm_spec;
 
@@ -59,8 +63,8 @@ typedef struct mr_linear { /* y[i] = W[i] f(x) (+ bias); f runs once a row for a
   const mr_buf *x, *up;    /* [rows, k]; up only for GATE, may be NULL: act(x) */
   mr_norm_spec norm;
   mr_act act;
-  bool wanted;             /* only the wanted rows of x, packed in y */
-  bool accumulate;         /* y += */
+  bool wanted;     /* only the wanted rows of x, packed in y */
+  bool accumulate; /* y += */
   int n;
   const mr_matrix *w[MR_LINEAR_MAX]; /* [n, k], the same k */
   mr_buf *y[MR_LINEAR_MAX];          /* [rows, n] */
@@ -68,39 +72,46 @@ typedef struct mr_linear { /* y[i] = W[i] f(x) (+ bias); f runs once a row for a
 
 typedef struct mr_attend { /* of one layer */
   int layer;
-  mr_buf *q;               /* [rows, n_heads*head_dim]; normed and rotated in place */
-  mr_buf *k, *v;           /* [rows, n_kv_heads*head_dim]; k as q */
-  mr_buf *out;             /* [rows, n_heads*head_dim], not q */
-  const float *q_norm, *k_norm; /* RMS norm before rope, or NULL: [head_dim], or all heads at once: norm_full */
-  bool norm_full, local;   /* local: the rope of windowed layers */
-  int window;              /* 0: none */
-  const float *slopes;     /* [n_heads] ALiBi, or NULL */
+  mr_buf *q;                    /* [rows, n_heads*head_dim]; normed and rotated in place */
+  mr_buf *k, *v;                /* [rows, n_kv_heads*head_dim]; k as q */
+  mr_buf *out;                  /* [rows, n_heads*head_dim], not q */
+  const float *q_norm, *k_norm; /* [head_dim], RMS norm of each head before rope, or NULL */
+  bool norm_full;               /* ... [cols], of all heads at once */
+  bool local;                   /* the rope of windowed layers */
+  int window;                   /* 0: none */
+  const float *slopes;          /* [n_heads] ALiBi, or NULL */
 } mr_attend;
 
 typedef struct mr_backend_ops {
   const char *name;
-  void (*close)(mr_backend *b);                        /* buffers must be freed before */
-  mr_buf *(*buf_new)(mr_backend *b, int rows, int cols); /* owned by the caller; NULL: out of memory */
-  void (*buf_free)(mr_backend *b, mr_buf *buf);        /* NULL is fine */
-  float *(*row)(mr_backend *b, const mr_buf *buf, int row); /* after end; valid until the next begin */
+  /* Buffers must be freed before. */
+  void (*close)(mr_backend *b);
+  /* Owned by the caller; NULL: out of memory. Freeing NULL is fine. */
+  mr_buf *(*buf_new)(mr_backend *b, int rows, int cols);
+  void (*buf_free)(mr_backend *b, mr_buf *buf);
+  /* One row on the host, after end; valid until the next begin. */
+  float *(*row)(mr_backend *b, const mr_buf *buf, int row);
 
   mr_code (*begin)(mr_backend *b, const mr_batch *batch, mr_err *err);
-  void (*embed)(mr_backend *b, mr_buf *x);             /* rows of the embedding, scaled, plus learned positions */
+  /* x = rows of the embedding, scaled, plus learned positions. */
+  void (*embed)(mr_backend *b, mr_buf *x);
   void (*linear)(mr_backend *b, const mr_linear *op);
-  /* norms and rotates q and k, stores k and v in the sequences' pages, attends */
+  /* Norms and rotates q and k, stores k and v in the sequences' pages, attends. */
   void (*attend)(mr_backend *b, const mr_attend *op);
-  void (*add)(mr_backend *b, mr_buf *x, const mr_buf *t, const mr_norm_spec *norm, float scale); /* x += s*norm(t) */
-  void (*finish)(mr_backend *b, mr_buf *logits, float scale, float cap); /* wanted rows: scale, softcap (0: none) */
+  /* x += scale * norm(t). */
+  void (*add)(mr_backend *b, mr_buf *x, const mr_buf *t, const mr_norm_spec *norm, float scale);
+  /* Wanted rows of logits: times scale, then softcap at cap (0: none). */
+  void (*finish)(mr_backend *b, mr_buf *logits, float scale, float cap);
   mr_code (*end)(mr_backend *b, mr_err *err);
 } mr_backend_ops;
 
 struct mr_backend { /* an implementation's first member */
   const mr_backend_ops *ops;
-  mr_step_stats stats;     /* of the step: begin clears it, each operation adds */
+  mr_step_stats stats; /* of the step: begin clears it, each operation adds */
 };
 
 /* The host's CPUs. Everything is borrowed; all memory is taken here and in buf_new. */
-mr_code mr_backend_cpu_open(mr_backend **out, const mr_model *m, const mr_kernels *k, mr_pool *pool, mr_kv *kv,
-                            int max_tokens, int max_logits, mr_err *err);
+mr_code mr_backend_cpu_open(mr_backend **out, const mr_model *m, const mr_kernels *k, mr_pool *pool,
+                            mr_kv *kv, int max_tokens, int max_logits, mr_err *err);
 
 #endif

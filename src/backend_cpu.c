@@ -5,7 +5,9 @@
 #include "io/mem.h"
 #include "io/sys.h"
 
-static mr_cpu *cpu(mr_backend *b) { return (mr_cpu *)b; }
+static mr_cpu *cpu(mr_backend *b) {
+  return (mr_cpu *)b;
+}
 
 /* ------------------------------------------------------------------ buffers */
 
@@ -48,8 +50,8 @@ static float *row(mr_backend *b, const mr_buf *buf, int i) {
 static mr_code begin(mr_backend *b, const mr_batch *batch, mr_err *err) {
   mr_cpu *c = cpu(b);
   if (batch->n_tokens > c->max_tokens)
-    return mr_err_set(err, MR_E_INTERNAL, "a step of %d tokens is over the backend's %d", batch->n_tokens,
-                      c->max_tokens);
+    return mr_err_set(err, MR_E_INTERNAL, "a step of %d tokens is over the backend's %d",
+                      batch->n_tokens, c->max_tokens);
   b->stats = (mr_step_stats){.seconds = -mr_sys_seconds()};
   c->batch = *batch;
   int at = 0;
@@ -84,7 +86,8 @@ void mr_cpu_norm(const mr_cpu *c, float *y, const float *x, int n, const mr_norm
     memcpy(y, x, (size_t)n * sizeof *y);
 }
 
-/* Some items for each worker, so that uneven ones balance; few enough that counting them costs nothing. */
+/* Some items for each worker, so that uneven ones balance; few enough that counting them costs
+ * nothing. */
 int mr_cpu_chunk(const mr_cpu *c, int rows) {
   int chunk = rows / (c->workers * 4);
   return chunk < 1 ? 1 : chunk > 16 ? 16 : chunk;
@@ -142,7 +145,12 @@ static void add_rows(void *ctx, int item, int worker) {
 }
 
 static void add(mr_backend *b, mr_buf *x, const mr_buf *t, const mr_norm_spec *norm, float scale) {
-  run_pass(&(pass){.c = cpu(b), .x = x, .t = t, .norm = norm, .scale = scale, .rows = cpu(b)->batch.n_tokens},
+  run_pass(&(pass){.c = cpu(b),
+                   .x = x,
+                   .t = t,
+                   .norm = norm,
+                   .scale = scale,
+                   .rows = cpu(b)->batch.n_tokens},
            add_rows);
 }
 
@@ -159,8 +167,10 @@ static void finish_rows(void *ctx, int item, int worker) {
 
 static void finish(mr_backend *b, mr_buf *logits, float scale, float cap) {
   if (scale != 1 || cap > 0)
-    run_pass(&(pass){.c = cpu(b), .x = logits, .scale = scale, .cap = cap, .rows = cpu(b)->batch.n_wanted},
-             finish_rows);
+    run_pass(
+        &(pass){
+            .c = cpu(b), .x = logits, .scale = scale, .cap = cap, .rows = cpu(b)->batch.n_wanted},
+        finish_rows);
 }
 
 /* ------------------------------------------------------------------ open and close */
@@ -179,9 +189,18 @@ static void cpu_close(mr_backend *b) {
   mr_mem_free(c);
 }
 
-static const mr_backend_ops cpu_ops = {
-    .name = "cpu", .close = cpu_close, .buf_new = buf_new, .buf_free = buf_free, .row = row, .begin = begin,
-    .embed = embed, .linear = mr_cpu_linear, .attend = mr_cpu_attend, .add = add, .finish = finish, .end = end};
+static const mr_backend_ops cpu_ops = {.name = "cpu",
+                                       .close = cpu_close,
+                                       .buf_new = buf_new,
+                                       .buf_free = buf_free,
+                                       .row = row,
+                                       .begin = begin,
+                                       .embed = embed,
+                                       .linear = mr_cpu_linear,
+                                       .attend = mr_cpu_attend,
+                                       .add = add,
+                                       .finish = finish,
+                                       .end = end};
 
 static void widen(const mr_cpu *c, const mr_matrix *w, size_t *row_bytes, int *cols) {
   if (!w->packed)
@@ -208,7 +227,8 @@ static bool take_memory(mr_cpu *c) {
   int cols = c->m->c.d_model;
   measure(c, &row_bytes, &cols);
   c->line_ld = padded((size_t)cols);
-  c->attn_bytes = (mr_attn_scratch(c->m->c.n_heads, c->m->c.n_kv_heads, c->m->c.head_dim) + 63) & ~(size_t)63;
+  c->attn_bytes =
+      (mr_attn_scratch(c->m->c.n_heads, c->m->c.n_kv_heads, c->m->c.head_dim) + 63) & ~(size_t)63;
   if (!mr_mem_mul(n, row_bytes, &bytes))
     return false;
   c->packed = mr_mem_pages(bytes);
@@ -221,11 +241,11 @@ static bool take_memory(mr_cpu *c) {
   return c->packed && c->line && c->attn && c->token && c->pos && c->tiles && c->sorted;
 }
 
-mr_code mr_backend_cpu_open(mr_backend **out, const mr_model *m, const mr_kernels *k, mr_pool *pool, mr_kv *kv,
-                            int max_tokens, int max_logits, mr_err *err) {
+mr_code mr_backend_cpu_open(mr_backend **out, const mr_model *m, const mr_kernels *k, mr_pool *pool,
+                            mr_kv *kv, int max_tokens, int max_logits, mr_err *err) {
   if (max_tokens < 1 || max_logits < 1)
-    return mr_err_set(err, MR_E_INTERNAL, "a step of %d tokens and %d logit rows is impossible", max_tokens,
-                      max_logits);
+    return mr_err_set(err, MR_E_INTERNAL, "a step of %d tokens and %d logit rows is impossible",
+                      max_tokens, max_logits);
   mr_cpu *c = mr_mem_alloc(1, sizeof *c);
   if (!c)
     return mr_err_set(err, MR_E_NOMEM, "out of memory for the step");
@@ -237,7 +257,8 @@ mr_code mr_backend_cpu_open(mr_backend **out, const mr_model *m, const mr_kernel
   c->max_tokens = max_tokens;
   c->workers = mr_pool_threads(pool);
   mr_code rc = take_memory(c) ? MR_OK
-                              : mr_err_set(err, MR_E_NOMEM, "out of memory for a step of %d tokens", max_tokens);
+                              : mr_err_set(err, MR_E_NOMEM, "out of memory for a step of %d tokens",
+                                           max_tokens);
   if (!rc)
     rc = mr_rope_open(&c->rope[0], &m->c, m->rope_freqs, false, err);
   if (!rc)

@@ -1,5 +1,6 @@
-/* backend_cpu.h: what the files of the CPU backend share (backend_cpu.c: buffers, the step, passes over rows;
- * backend_cpu_linear.c: packing and GEMM; backend_cpu_attend.c: rope, KV store, attention). */
+/* backend_cpu.h: what the files of the CPU backend share (backend_cpu.c: buffers, the step, passes
+ * over rows; backend_cpu_linear.c: packing and GEMM; backend_cpu_attend.c: rope, KV store,
+ * attention). */
 #ifndef MR_SRC_BACKEND_CPU_H
 #define MR_SRC_BACKEND_CPU_H
 
@@ -7,13 +8,13 @@
 #include "src/rope.h"
 
 struct mr_buf {
-  float *p;                /* [rows, ld]; owned */
+  float *p; /* [rows, ld]; owned */
   size_t ld;
   int rows, cols;
 };
 
-typedef struct mr_tile {   /* new tokens of one run inside one KV page */
-  int run, row, n, pos;    /* row: of the first in the step; pos: its position */
+typedef struct mr_tile { /* new tokens of one run inside one KV page */
+  int run, row, n, pos;  /* row: of the first in the step; pos: its position */
 } mr_tile;
 
 typedef struct mr_cpu {
@@ -23,11 +24,11 @@ typedef struct mr_cpu {
   mr_pool *pool;
   mr_kv *kv;
   int max_tokens, workers;
-  mr_rope_table rope[2];   /* global, local */
-  uint8_t *packed;         /* [max_tokens] packed rows of the widest matrix; owned */
-  float *line;             /* [workers, line_ld]: one row of each worker; owned */
+  mr_rope_table rope[2]; /* global, local */
+  uint8_t *packed;       /* [max_tokens] packed rows of the widest matrix; owned */
+  float *line;           /* [workers, line_ld]: one row of each worker; owned */
   size_t line_ld;
-  uint8_t *attn;           /* [workers, attn_bytes]; owned */
+  uint8_t *attn; /* [workers, attn_bytes]; owned */
   size_t attn_bytes;
   /* of the step */
   mr_batch batch;
@@ -36,12 +37,15 @@ typedef struct mr_cpu {
   int n_tiles;
 } mr_cpu;
 
-static inline float *mr_cpu_row(const mr_buf *b, int row) { return b->p + (size_t)row * b->ld; }
+static inline float *mr_cpu_row(const mr_buf *b, int row) {
+  return b->p + (size_t)row * b->ld;
+}
 
 /* y[n] = norm(x[n]); y may be x. */
 void mr_cpu_norm(const mr_cpu *c, float *y, const float *x, int n, const mr_norm_spec *norm);
 
-/* Calls fn(ctx, item, worker) for ceil(rows / chunk) items; chunk: how many rows an item should have. */
+/* Calls fn(ctx, item, worker) for ceil(rows / chunk) items; chunk: how many rows an item should
+ * have. */
 int mr_cpu_chunk(const mr_cpu *c, int rows);
 
 void mr_cpu_linear(mr_backend *b, const mr_linear *op);

@@ -1,7 +1,8 @@
-/* Attention of a step. A tile is the new tokens of one run that lie in one KV page (at most MR_KV_BLOCK, which is
- * MR_ATTN_TILE); a work item is (tile, kv head): its query heads, its K and V. Two workers never write into the
- * same part of a page. Where every run is one tile, a tile's keys are all there once it has stored its own, so
- * store and attention are one pass; else all tiles are stored first. */
+/* Attention of a step. A tile is the new tokens of one run that lie in one KV page (at most
+ * MR_KV_BLOCK, which is MR_ATTN_TILE); a work item is (tile, kv head): its query heads, its K and
+ * V. Two workers never write into the same part of a page. Where every run is one tile, a tile's
+ * keys are all there once it has stored its own, so store and attention are one pass; else all
+ * tiles are stored first. */
 #include "src/backend_cpu.h"
 
 #include <string.h>
@@ -11,8 +12,8 @@
 typedef struct job {
   mr_cpu *c;
   const mr_attend *op;
-  size_t part;               /* bytes of a K or V part */
-  mr_attn attn;              /* what all tiles have in common */
+  size_t part;  /* bytes of a K or V part */
+  mr_attn attn; /* what all tiles have in common */
 } job;
 
 /* Keys that the tile's queries read, summed. */
@@ -81,8 +82,9 @@ static void store(const job *j, const mr_tile *t, int head) {
     for (int g = 0; g < group; g++)
       norm_rope(j, q + (size_t)g * dim, op->q_norm, t->pos + i);
     norm_rope(j, k, op->k_norm, t->pos + i);
-    j->c->k->kv_store(k_part, k_part + j->part, k, mr_cpu_row(op->v, t->row + i) + (size_t)head * dim,
-                      j->attn.head_dim, (t->pos + i) % MR_KV_BLOCK, j->attn.type);
+    j->c->k->kv_store(k_part, k_part + j->part, k,
+                      mr_cpu_row(op->v, t->row + i) + (size_t)head * dim, j->attn.head_dim,
+                      (t->pos + i) % MR_KV_BLOCK, j->attn.type);
   }
 }
 
@@ -128,10 +130,17 @@ static void describe(job *j) {
   const mr_config *cfg = &j->c->m->c;
   const mr_kv *kv = j->c->kv;
   j->part = mr_kv_part_bytes(mr_kv_type_of(kv), cfg->head_dim);
-  j->attn = (mr_attn){.q_ld = j->op->q->ld, .out_ld = j->op->out->ld, .n_heads = cfg->n_heads,
-                      .n_kv_heads = cfg->n_kv_heads, .head_dim = cfg->head_dim, .type = mr_kv_type_of(kv),
-                      .layer_offset = (size_t)j->op->layer * mr_kv_layer_bytes(kv), .scale = cfg->attn_scale,
-                      .softcap = cfg->attn_softcap, .window = j->op->window, .slopes = j->op->slopes};
+  j->attn = (mr_attn){.q_ld = j->op->q->ld,
+                      .out_ld = j->op->out->ld,
+                      .n_heads = cfg->n_heads,
+                      .n_kv_heads = cfg->n_kv_heads,
+                      .head_dim = cfg->head_dim,
+                      .type = mr_kv_type_of(kv),
+                      .layer_offset = (size_t)j->op->layer * mr_kv_layer_bytes(kv),
+                      .scale = cfg->attn_scale,
+                      .softcap = cfg->attn_softcap,
+                      .window = j->op->window,
+                      .slopes = j->op->slopes};
 }
 
 static void count(const job *j) {

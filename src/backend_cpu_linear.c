@@ -1,9 +1,10 @@
-/* A linear operation is two phases: each row is normed (or gated) and packed by the worker that takes it, once for
- * all matrices that read it; then the matrices' panels are multiplied.
+/* A linear operation is two phases: each row is normed (or gated) and packed by the worker that
+ * takes it, once for all matrices that read it; then the matrices' panels are multiplied.
  *
- * A GEMM work item is (rows r0..r1-1) x (panels p0..p1-1 of one matrix). Items are numbered so that workers go
- * through different panels of the same block of rows: the block's packed rows stay in each worker's L2 cache and a
- * panel of weights is read once a block. How the work is cut changes no bits: a row's sums do not depend on it. */
+ * A GEMM work item is (rows r0..r1-1) x (panels p0..p1-1 of one matrix). Items are numbered so that
+ * workers go through different panels of the same block of rows: the block's packed rows stay in
+ * each worker's L2 cache and a panel of weights is read once a block. How the work is cut changes
+ * no bits: a row's sums do not depend on it. */
 #include "src/backend_cpu.h"
 
 #include "io/sys.h"
@@ -18,10 +19,10 @@ typedef struct job {
   const mr_gemm_ops *gemm;
   size_t row_bytes;
   int k, rows;
-  int chunk;                     /* rows an item of the packing pass */
-  int block;                     /* rows an item of the GEMM */
-  int panels;                    /* panels an item of the GEMM */
-  int first[MR_LINEAR_MAX + 1];  /* number of items before matrix i in one block of rows */
+  int chunk;                    /* rows an item of the packing pass */
+  int block;                    /* rows an item of the GEMM */
+  int panels;                   /* panels an item of the GEMM */
+  int first[MR_LINEAR_MAX + 1]; /* number of items before matrix i in one block of rows */
 } job;
 
 static const float *input_row(const job *j, int i, float *line) {
@@ -60,8 +61,8 @@ static void multiply(void *ctx, int item, int worker) {
   int p1 = p0 + j->panels < total ? p0 + j->panels : total;
   int r0 = block * j->block;
   int n_rows = r0 + j->block < j->rows ? j->block : j->rows - r0;
-  j->gemm->gemm(mr_cpu_row(op->y[i], r0), op->y[i]->ld, j->c->packed + (size_t)r0 * j->row_bytes, n_rows, w->packed,
-                p0, p1, w->n, w->k, w->bias, op->accumulate);
+  j->gemm->gemm(mr_cpu_row(op->y[i], r0), op->y[i]->ld, j->c->packed + (size_t)r0 * j->row_bytes,
+                n_rows, w->packed, p0, p1, w->n, w->k, w->bias, op->accumulate);
 }
 
 /* Chooses block and panels; returns the number of items. */

@@ -8,23 +8,26 @@ struct mr_forward {
   const mr_model *m;
   mr_backend *dev;
   int max_tokens, max_logits;
-  mr_buf *x;               /* [T, d_model] residual stream */
-  mr_buf *t;               /* [T, d_model] a branch that is normed or scaled before it joins x; or NULL */
-  mr_buf *q, *k, *v, *a;   /* [T, heads*head_dim]; a: attention's output */
-  mr_buf *gate, *up;       /* [T, d_ff]; gate NULL where the MLP has none */
-  mr_buf *logits;          /* [max_logits, n_vocab] */
-  int32_t *wanted;         /* [max_logits] rows of the step */
-  float *slopes;           /* [n_heads], or NULL */
+  mr_buf *x; /* [T, d_model] residual stream */
+  mr_buf *t; /* [T, d_model] a branch that is normed or scaled before it joins x; or NULL */
+  mr_buf *q, *k, *v, *a; /* [T, heads*head_dim]; a: attention's output */
+  mr_buf *gate, *up;     /* [T, d_ff]; gate NULL where the MLP has none */
+  mr_buf *logits;        /* [max_logits, n_vocab] */
+  int32_t *wanted;       /* [max_logits] rows of the step */
+  float *slopes;         /* [n_heads], or NULL */
 };
 
 /* ------------------------------------------------------------------ open and close */
 
-static bool fits(const mr_matrix *w, int n, int k) { return w->packed && w->n == n && w->k == k; }
+static bool fits(const mr_matrix *w, int n, int k) {
+  return w->packed && w->n == n && w->k == k;
+}
 
 static bool layer_fits(const mr_config *c, const mr_layer *l) {
   int q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim, d = c->d_model;
   return fits(&l->q, q, d) && fits(&l->k, kv, d) && fits(&l->v, kv, d) && fits(&l->o, d, q) &&
-         (!c->arch.gated || fits(&l->gate, c->d_ff, d)) && fits(&l->up, c->d_ff, d) && fits(&l->down, d, c->d_ff);
+         (!c->arch.gated || fits(&l->gate, c->d_ff, d)) && fits(&l->up, c->d_ff, d) &&
+         fits(&l->down, d, c->d_ff);
 }
 
 static mr_code check_model(const mr_model *m, mr_err *err) {
@@ -32,16 +35,20 @@ static mr_code check_model(const mr_model *m, mr_err *err) {
   if (c->n_experts > 0)
     return mr_err_set(err, MR_E_UNAVAILABLE, "models with experts cannot be run yet");
   if (c->head_dim_v && c->head_dim_v != c->head_dim)
-    return mr_err_set(err, MR_E_UNAVAILABLE, "keys of %d and values of %d a head cannot be run: they must be equal",
+    return mr_err_set(err, MR_E_UNAVAILABLE,
+                      "keys of %d and values of %d a head cannot be run: they must be equal",
                       c->head_dim, c->head_dim_v);
-  bool ok = c->n_kv_heads > 0 && c->n_heads % c->n_kv_heads == 0 && fits(&m->head, c->n_vocab, c->d_model);
+  bool ok = c->n_kv_heads > 0 && c->n_heads % c->n_kv_heads == 0 &&
+            fits(&m->head, c->n_vocab, c->d_model);
   for (int i = 0; ok && i < c->n_layers; i++)
     ok = layer_fits(c, &m->layers[i]);
-  return ok ? MR_OK : mr_err_set(err, MR_E_INTERNAL, "the model's matrices are not packed or do not fit together");
+  return ok ? MR_OK
+            : mr_err_set(err, MR_E_INTERNAL,
+                         "the model's matrices are not packed or do not fit together");
 }
 
-/* ALiBi (Press et al. 2022): a geometric series over the heads; those beyond a power of two take odd steps of the
- * series for twice as many. */
+/* ALiBi (Press et al. 2022): a geometric series over the heads; those beyond a power of two take
+ * odd steps of the series for twice as many. */
 static bool make_slopes(mr_forward *f) {
   const mr_config *c = &f->m->c;
   if (!c->arch.alibi)
@@ -67,10 +74,15 @@ static bool take_buffers(mr_forward *f) {
     mr_buf **buf;
     bool needed;
     int rows, cols;
-  } all[] = {{&f->x, true, f->max_tokens, c->d_model}, {&f->t, branch, f->max_tokens, c->d_model},
-             {&f->q, true, f->max_tokens, q}, {&f->k, true, f->max_tokens, kv}, {&f->v, true, f->max_tokens, kv},
-             {&f->a, true, f->max_tokens, q}, {&f->gate, c->arch.gated, f->max_tokens, c->d_ff},
-             {&f->up, true, f->max_tokens, c->d_ff}, {&f->logits, true, f->max_logits, c->n_vocab}};
+  } all[] = {{&f->x, true, f->max_tokens, c->d_model},
+             {&f->t, branch, f->max_tokens, c->d_model},
+             {&f->q, true, f->max_tokens, q},
+             {&f->k, true, f->max_tokens, kv},
+             {&f->v, true, f->max_tokens, kv},
+             {&f->a, true, f->max_tokens, q},
+             {&f->gate, c->arch.gated, f->max_tokens, c->d_ff},
+             {&f->up, true, f->max_tokens, c->d_ff},
+             {&f->logits, true, f->max_logits, c->n_vocab}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (all[i].needed && !(*all[i].buf = f->dev->ops->buf_new(f->dev, all[i].rows, all[i].cols)))
       return false;
@@ -78,8 +90,8 @@ static bool take_buffers(mr_forward *f) {
   return f->wanted && make_slopes(f);
 }
 
-mr_code mr_forward_open(mr_forward **out, const mr_model *m, const mr_kernels *k, mr_pool *pool, mr_kv *kv,
-                        int max_tokens, int max_logits, mr_err *err) {
+mr_code mr_forward_open(mr_forward **out, const mr_model *m, const mr_kernels *k, mr_pool *pool,
+                        mr_kv *kv, int max_tokens, int max_logits, mr_err *err) {
   mr_code rc = check_model(m, err);
   if (rc)
     return rc;
@@ -91,8 +103,8 @@ mr_code mr_forward_open(mr_forward **out, const mr_model *m, const mr_kernels *k
   f->max_logits = max_logits;
   rc = mr_backend_cpu_open(&f->dev, m, k, pool, kv, max_tokens, max_logits, err);
   if (!rc && !take_buffers(f))
-    rc = mr_err_set(err, MR_E_NOMEM, "out of memory for steps of %d tokens and %d rows of logits", max_tokens,
-                    max_logits);
+    rc = mr_err_set(err, MR_E_NOMEM, "out of memory for steps of %d tokens and %d rows of logits",
+                    max_tokens, max_logits);
   if (rc) {
     mr_forward_close(f);
     return rc;
@@ -121,14 +133,17 @@ static mr_code check_run(const mr_forward *f, const mr_run *r, int at, mr_err *e
   if (r->n < 1 || !r->seq || !r->tokens)
     return mr_err_set(err, MR_E_INTERNAL, "run %d of the step is empty", at);
   if (r->seq->len < 0 || r->n > f->m->c.context - r->seq->len)
-    return mr_err_set(err, MR_E_INTERNAL, "run %d of the step goes from position %d over %d tokens, past the context of %d",
-                      at, r->seq->len, r->n, f->m->c.context);
+    return mr_err_set(
+        err, MR_E_INTERNAL,
+        "run %d of the step goes from position %d over %d tokens, past the context of %d", at,
+        r->seq->len, r->n, f->m->c.context);
   if ((int64_t)r->seq->len + r->n > (int64_t)r->seq->n_pages * MR_KV_BLOCK)
-    return mr_err_set(err, MR_E_INTERNAL, "run %d of the step has no room reserved for %d tokens", at, r->n);
+    return mr_err_set(err, MR_E_INTERNAL, "run %d of the step has no room reserved for %d tokens",
+                      at, r->n);
   for (int i = 0; i < r->n; i++)
     if (r->tokens[i] < 0 || r->tokens[i] >= f->m->c.n_vocab)
-      return mr_err_set(err, MR_E_DATA, "token id %d is outside the vocabulary of %d", (int)r->tokens[i],
-                        f->m->c.n_vocab);
+      return mr_err_set(err, MR_E_DATA, "token id %d is outside the vocabulary of %d",
+                        (int)r->tokens[i], f->m->c.n_vocab);
   return MR_OK;
 }
 
@@ -148,7 +163,8 @@ static mr_code make_batch(mr_forward *f, const mr_run *runs, int n_runs, mr_batc
       if (!wants(&runs[r], i))
         continue;
       if (b->n_wanted == f->max_logits)
-        return mr_err_set(err, MR_E_INTERNAL, "the step wants more than %d rows of logits", f->max_logits);
+        return mr_err_set(err, MR_E_INTERNAL, "the step wants more than %d rows of logits",
+                          f->max_logits);
       f->wanted[b->n_wanted++] = b->n_tokens + i;
     }
     b->n_tokens += runs[r].n;
@@ -178,22 +194,35 @@ static void join(mr_forward *f, mr_linear *op, const float *post_norm) {
   }
   op->y[0] = f->t;
   f->dev->ops->linear(f->dev, op);
-  mr_norm_spec norm = c->arch.post_norms ? norm_of(c, post_norm, NULL) : (mr_norm_spec){.kind = MR_NORM_NONE};
+  mr_norm_spec norm =
+      c->arch.post_norms ? norm_of(c, post_norm, NULL) : (mr_norm_spec){.kind = MR_NORM_NONE};
   f->dev->ops->add(f->dev, f->x, f->t, &norm, c->residual_scale);
 }
 
 static void qkv(mr_forward *f, const mr_layer *l) {
-  mr_linear op = {.input = MR_INPUT_NORM, .x = f->x, .norm = pre_norm(&f->m->c, l->attn_norm, l->attn_norm_b),
-                  .n = 3, .w = {&l->q, &l->k, &l->v}, .y = {f->q, f->k, f->v}};
+  mr_linear op = {.input = MR_INPUT_NORM,
+                  .x = f->x,
+                  .norm = pre_norm(&f->m->c, l->attn_norm, l->attn_norm_b),
+                  .n = 3,
+                  .w = {&l->q, &l->k, &l->v},
+                  .y = {f->q, f->k, f->v}};
   f->dev->ops->linear(f->dev, &op);
 }
 
 static void attend(mr_forward *f, const mr_layer *l, int layer) {
   const mr_config *c = &f->m->c;
   bool local = c->window > 0 && c->windowed[layer];
-  mr_attend op = {.layer = layer, .q = f->q, .k = f->k, .v = f->v, .out = f->a, .q_norm = l->q_norm,
-                  .k_norm = l->k_norm, .norm_full = c->arch.qk_norm_full, .local = local,
-                  .window = local ? c->window : 0, .slopes = f->slopes};
+  mr_attend op = {.layer = layer,
+                  .q = f->q,
+                  .k = f->k,
+                  .v = f->v,
+                  .out = f->a,
+                  .q_norm = l->q_norm,
+                  .k_norm = l->k_norm,
+                  .norm_full = c->arch.qk_norm_full,
+                  .local = local,
+                  .window = local ? c->window : 0,
+                  .slopes = f->slopes};
   f->dev->ops->attend(f->dev, &op);
 }
 
@@ -204,9 +233,13 @@ static void project(mr_forward *f, const mr_layer *l) {
 static void mlp_in(mr_forward *f, const mr_layer *l) {
   const mr_config *c = &f->m->c;
   bool shared = c->arch.parallel && !l->ffn_norm; /* one norm for both branches */
-  mr_linear op = {.input = MR_INPUT_NORM, .x = f->x,
-                  .norm = shared ? pre_norm(c, l->attn_norm, l->attn_norm_b) : pre_norm(c, l->ffn_norm, l->ffn_norm_b),
-                  .n = 1, .w = {&l->up}, .y = {f->up}};
+  mr_linear op = {.input = MR_INPUT_NORM,
+                  .x = f->x,
+                  .norm = shared ? pre_norm(c, l->attn_norm, l->attn_norm_b)
+                                 : pre_norm(c, l->ffn_norm, l->ffn_norm_b),
+                  .n = 1,
+                  .w = {&l->up},
+                  .y = {f->up}};
   if (c->arch.gated) {
     op.n = 2;
     op.w[1] = &l->gate;
@@ -217,8 +250,12 @@ static void mlp_in(mr_forward *f, const mr_layer *l) {
 
 static void mlp_out(mr_forward *f, const mr_layer *l) {
   const mr_config *c = &f->m->c;
-  mr_linear op = {.input = MR_INPUT_GATE, .x = c->arch.gated ? f->gate : f->up, .up = c->arch.gated ? f->up : NULL,
-                  .act = c->arch.act, .n = 1, .w = {&l->down}};
+  mr_linear op = {.input = MR_INPUT_GATE,
+                  .x = c->arch.gated ? f->gate : f->up,
+                  .up = c->arch.gated ? f->up : NULL,
+                  .act = c->arch.act,
+                  .n = 1,
+                  .w = {&l->down}};
   join(f, &op, l->ffn_post_norm);
 }
 
@@ -236,13 +273,19 @@ static void layer(mr_forward *f, int i) {
 
 static void head(mr_forward *f) {
   const mr_config *c = &f->m->c;
-  mr_linear op = {.input = MR_INPUT_NORM, .x = f->x, .norm = norm_of(c, f->m->out_norm, f->m->out_norm_b),
-                  .wanted = true, .n = 1, .w = {&f->m->head}, .y = {f->logits}};
+  mr_linear op = {.input = MR_INPUT_NORM,
+                  .x = f->x,
+                  .norm = norm_of(c, f->m->out_norm, f->m->out_norm_b),
+                  .wanted = true,
+                  .n = 1,
+                  .w = {&f->m->head},
+                  .y = {f->logits}};
   f->dev->ops->linear(f->dev, &op);
   f->dev->ops->finish(f->dev, f->logits, c->logit_scale, c->final_softcap);
 }
 
-mr_code mr_forward_step(mr_forward *f, const mr_run *runs, int n_runs, mr_step_stats *stats, mr_err *err) {
+mr_code mr_forward_step(mr_forward *f, const mr_run *runs, int n_runs, mr_step_stats *stats,
+                        mr_err *err) {
   mr_batch batch;
   mr_code rc = make_batch(f, runs, n_runs, &batch, err);
   if (!rc)
@@ -263,4 +306,6 @@ mr_code mr_forward_step(mr_forward *f, const mr_run *runs, int n_runs, mr_step_s
   return MR_OK;
 }
 
-float *mr_forward_logits(const mr_forward *f, int i) { return f->dev->ops->row(f->dev, f->logits, i); }
+float *mr_forward_logits(const mr_forward *f, int i) {
+  return f->dev->ops->row(f->dev, f->logits, i);
+}

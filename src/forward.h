@@ -1,23 +1,27 @@
 /* forward.h: one step of the model over a ragged batch.
  *
- * A step is a list of runs; a run is consecutive new tokens of one sequence (a prefill chunk, one decode token, or
- * drafts to verify). Tokens are packed without padding into [T, d]; logits are computed only for the rows asked for.
- * A row's bits depend on that row's own sequence alone (batch invariance).
+ * A step is a list of runs; a run is consecutive new tokens of one sequence (a prefill chunk, one
+ * decode token, or drafts to verify). Tokens are packed without padding into [T, d]; logits are
+ * computed only for the rows asked for. A row's bits depend on that row's own sequence alone (batch
+ * invariance).
  */
 #ifndef MR_SRC_FORWARD_H
 #define MR_SRC_FORWARD_H
 
 #include "src/backend.h" /* mr_run, mr_step_stats */
 
-typedef struct mr_forward mr_forward; /* activations and scratch for steps of up to max_tokens; owned */
+/* Activations and scratch for steps of up to max_tokens. */
+typedef struct mr_forward mr_forward;
 
-mr_code mr_forward_open(mr_forward **out, const mr_model *m, const mr_kernels *k, mr_pool *pool, mr_kv *kv,
-                        int max_tokens, int max_logits, mr_err *err);
+mr_code mr_forward_open(mr_forward **out, const mr_model *m, const mr_kernels *k, mr_pool *pool,
+                        mr_kv *kv, int max_tokens, int max_logits, mr_err *err);
 void mr_forward_close(mr_forward *f);
 
-/* Runs the step. Logits of the wanted tokens, in run and token order, are at mr_forward_logits(f, i), i counting
- * from 0, valid until the next step; softcap and logit scale already applied. stats may be NULL. */
-mr_code mr_forward_step(mr_forward *f, const mr_run *runs, int n_runs, mr_step_stats *stats, mr_err *err);
+/* Runs the step. Logits of the wanted tokens, in run and token order, are at
+ * mr_forward_logits(f, i), i counting from 0, valid until the next step; softcap and logit scale
+ * already applied. stats may be NULL. */
+mr_code mr_forward_step(mr_forward *f, const mr_run *runs, int n_runs, mr_step_stats *stats,
+                        mr_err *err);
 float *mr_forward_logits(const mr_forward *f, int i); /* [n_vocab] */
 
 #endif

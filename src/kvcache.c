@@ -5,17 +5,18 @@
 #include "io/mem.h"
 
 /* Invariants
- * 1. refs[p] is the number of block tables that hold page p; a page is on the free stack iff refs[p] == 0.
+ * 1. refs[p] is the number of block tables that hold page p; a page is on the free stack iff
+ * refs[p] == 0.
  * 2. A page with refs > 1 is never written: reserve replaces it first.
  * 3. pages[i] == -1 and at[i] == NULL for i < n_dropped, and nowhere else below n_pages;
  *    n_dropped * MR_KV_BLOCK <= len, so what is written next is never in a dropped page. */
 struct mr_kv {
-  uint8_t *pool;      /* [n_pages, page_bytes] */
+  uint8_t *pool; /* [n_pages, page_bytes] */
   size_t page_bytes, layer_bytes;
   mr_kv_type type;
   int n_pages, n_free;
-  int32_t *free;      /* stack of free pages: the lowest numbers are on top at first */
-  int32_t *refs;      /* [n_pages] */
+  int32_t *free; /* stack of free pages: the lowest numbers are on top at first */
+  int32_t *refs; /* [n_pages] */
 };
 
 static size_t layer_bytes(const mr_config *c, mr_kv_type type) {
@@ -38,7 +39,8 @@ mr_code mr_kv_open(mr_kv **out, const mr_config *c, mr_kv_type type, int n_pages
   size_t bytes;
   size_t page = mr_kv_page_bytes(c, type);
   if (n_pages < 1 || page == 0 || !mr_mem_mul((size_t)n_pages, page, &bytes))
-    return mr_err_set(err, MR_E_INTERNAL, "a KV cache of %d pages of %zu bytes is impossible", n_pages, page);
+    return mr_err_set(err, MR_E_INTERNAL, "a KV cache of %d pages of %zu bytes is impossible",
+                      n_pages, page);
   mr_kv *kv = mr_mem_alloc(1, sizeof *kv);
   if (!kv)
     return mr_err_set(err, MR_E_NOMEM, "out of memory for the KV cache");
@@ -47,7 +49,8 @@ mr_code mr_kv_open(mr_kv **out, const mr_config *c, mr_kv_type type, int n_pages
   kv->refs = mr_mem_alloc((size_t)n_pages, sizeof *kv->refs);
   if (!kv->pool || !kv->free || !kv->refs) {
     mr_kv_close(kv);
-    return mr_err_set(err, MR_E_NOMEM, "out of memory for a KV cache of %zu bytes; use a smaller --kv-memory",
+    return mr_err_set(err, MR_E_NOMEM,
+                      "out of memory for a KV cache of %zu bytes; use a smaller --kv-memory",
                       bytes);
   }
   kv->page_bytes = page;
@@ -69,10 +72,18 @@ void mr_kv_close(mr_kv *kv) {
   mr_mem_free(kv);
 }
 
-int mr_kv_free_pages(const mr_kv *kv) { return kv->n_free; }
-int mr_kv_total_pages(const mr_kv *kv) { return kv->n_pages; }
-mr_kv_type mr_kv_type_of(const mr_kv *kv) { return kv->type; }
-size_t mr_kv_layer_bytes(const mr_kv *kv) { return kv->layer_bytes; }
+int mr_kv_free_pages(const mr_kv *kv) {
+  return kv->n_free;
+}
+int mr_kv_total_pages(const mr_kv *kv) {
+  return kv->n_pages;
+}
+mr_kv_type mr_kv_type_of(const mr_kv *kv) {
+  return kv->type;
+}
+size_t mr_kv_layer_bytes(const mr_kv *kv) {
+  return kv->layer_bytes;
+}
 
 uint8_t *mr_kv_page(const mr_kv *kv, int32_t page) {
   return page < 0 ? NULL : kv->pool + (size_t)page * kv->page_bytes;

@@ -1,9 +1,11 @@
-/* kvcache.h: paged keys and values: a pool of pages with reference counts, and the block table of a sequence.
+/* kvcache.h: paged keys and values: a pool of pages with reference counts, and the block table of a
+ * sequence.
  *
- * A page holds MR_KV_BLOCK tokens of one sequence for all layers, contiguous (one copy moves it): layer l at
- * l * layer_bytes, inside it for each kv head its K part, then its V part (kernels/kernels.h).
- * Sequences share full pages by reference (a prompt's choices, continuations, shared prefixes); a partly filled
- * page is copied before it is written by a second owner. No allocation after mr_kv_open.
+ * A page holds MR_KV_BLOCK tokens of one sequence for all layers, contiguous (one copy moves it):
+ * layer l at l * layer_bytes, inside it for each kv head its K part, then its V part
+ * (kernels/kernels.h). Sequences share full pages by reference (a prompt's choices, continuations,
+ * shared prefixes); a partly filled page is copied before it is written by a second owner. No
+ * allocation after mr_kv_open.
  */
 #ifndef MR_SRC_KVCACHE_H
 #define MR_SRC_KVCACHE_H
@@ -18,10 +20,10 @@ typedef struct mr_kv mr_kv;
 
 typedef struct mr_kv_seq { /* block table of one sequence; pages[i] holds positions 32i.. */
   int32_t *pages;          /* page numbers, -1 where dropped; owned */
-  const uint8_t **at;      /* address of each page, NULL where dropped: what attention reads; owned */
+  const uint8_t **at;      /* address of each page, NULL where dropped; owned */
   int n_pages, cap_pages;
-  int n_dropped;           /* leading pages given back by drop */
-  int len;                 /* tokens stored; a caller may lower it (drafts that were refused) */
+  int n_dropped; /* leading pages given back by drop */
+  int len;       /* tokens stored; a caller may lower it (drafts that were refused) */
 } mr_kv_seq;
 
 size_t mr_kv_page_bytes(const mr_config *c, mr_kv_type type);
@@ -38,11 +40,12 @@ uint8_t *mr_kv_page(const mr_kv *kv, int32_t page);
 
 /* A block table with room for max_len tokens; owns no pages yet. */
 mr_code mr_kv_seq_init(mr_kv_seq *s, int max_len, mr_err *err);
-/* Makes room for `more` tokens after s->len: takes pages, copies a shared last page. MR_E_AGAIN (nothing changed)
- * when too few are free, MR_E_INTERNAL past max_len. Does not change s->len; the forward pass does. */
+/* Makes room for `more` tokens after s->len: takes pages, copies a shared last page. MR_E_AGAIN
+ * (nothing changed) when too few are free, MR_E_INTERNAL past max_len. Does not change s->len; the
+ * forward pass does. */
 mr_code mr_kv_seq_reserve(mr_kv *kv, mr_kv_seq *s, int more);
-/* dst (initialized, empty, its max_len no smaller than len) shares the first `len` <= src->len tokens of src by
- * reference; nothing (dst->len 0) where src has dropped pages past them. */
+/* dst (initialized, empty, its max_len no smaller than len) shares the first `len` <= src->len
+ * tokens of src by reference; nothing (dst->len 0) where src has dropped pages past them. */
 void mr_kv_seq_share(mr_kv *kv, mr_kv_seq *dst, const mr_kv_seq *src, int len);
 /* Drops pages that no window can read any more: all positions below `first`. */
 void mr_kv_seq_drop(mr_kv *kv, mr_kv_seq *s, int first);

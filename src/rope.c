@@ -41,14 +41,17 @@ static double magnitude(const mr_config *c) {
   return c->yarn_ext != 0 && c->rope_factor > 1 ? m * (1 + 0.1 * log(c->rope_factor)) : m;
 }
 
-mr_code mr_rope_open(mr_rope_table *t, const mr_config *c, const float *factors, bool local, mr_err *err) {
+mr_code mr_rope_open(mr_rope_table *t, const mr_config *c, const float *factors, bool local,
+                     mr_err *err) {
   *t = (mr_rope_table){0};
   t->n_pos = c->context;
   if (c->arch.rope == MR_ROPE_NONE)
     return MR_OK;
   if (c->rope_dims < 2 || c->rope_dims % 2 || c->rope_dims > c->head_dim || c->context < 1)
-    return mr_err_set(err, MR_E_DATA, "rotary positions over %d of %d values a head and %d positions are impossible",
-                      c->rope_dims, c->head_dim, c->context);
+    return mr_err_set(
+        err, MR_E_DATA,
+        "rotary positions over %d of %d values a head and %d positions are impossible",
+        c->rope_dims, c->head_dim, c->context);
   bool own_base = local && c->rope_base_local > 0 && c->rope_base_local != c->rope_base;
   double base = own_base ? c->rope_base_local : c->rope_base;
   t->n_rot = c->rope_dims;
@@ -58,7 +61,8 @@ mr_code mr_rope_open(mr_rope_table *t, const mr_config *c, const float *factors,
   t->freq = mr_mem_alloc((size_t)t->n_rot / 2, sizeof *t->freq);
   if (!t->rows || !t->filled || !t->freq) {
     mr_rope_close(t);
-    return mr_err_set(err, MR_E_NOMEM, "out of memory for the rotary positions of %d tokens", c->context);
+    return mr_err_set(err, MR_E_NOMEM, "out of memory for the rotary positions of %d tokens",
+                      c->context);
   }
   for (int i = 0; i < t->n_rot / 2; i++) {
     double freq = pow(base, -2.0 * i / t->n_rot);

@@ -1,6 +1,6 @@
-/* The forward pass over small random models held in memory: against a plain float64 pass written here without
- * batches, pages or caches, for every flag of a configuration; and, bit for bit, against itself under every way of
- * cutting the same tokens into steps. */
+/* The forward pass over small random models held in memory: against a plain float64 pass written
+ * here without batches, pages or caches, for every flag of a configuration; and, bit for bit,
+ * against itself under every way of cutting the same tokens into steps. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -101,8 +101,8 @@ static void free_model(mr_model *m) {
   for (int i = 0; i < LAYERS; i++) {
     mr_layer *l = &m->layers[i];
     mr_matrix *w[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
-    const float *v[] = {l->attn_norm, l->attn_norm_b, l->q_norm, l->k_norm, l->attn_post_norm,
-                        l->ffn_norm, l->ffn_norm_b, l->ffn_post_norm};
+    const float *v[] = {l->attn_norm,      l->attn_norm_b, l->q_norm,     l->k_norm,
+                        l->attn_post_norm, l->ffn_norm,    l->ffn_norm_b, l->ffn_post_norm};
     for (size_t j = 0; j < sizeof w / sizeof *w; j++)
       free_matrix(w[j]);
     for (size_t j = 0; j < sizeof v / sizeof *v; j++)
@@ -123,7 +123,8 @@ static void pack_matrix(mr_matrix *w, const mr_kernels *k, mr_scheme scheme) {
   assert_non_null(w->packed);
   for (int p = 0; p < panels; p++) {
     int cols = w->n - p * g->nr < g->nr ? w->n - p * g->nr : g->nr;
-    g->pack_panel(w->packed + (size_t)p * bytes, (const float *)(const void *)w->data + (size_t)p * (size_t)g->nr * (size_t)w->k,
+    g->pack_panel(w->packed + (size_t)p * bytes,
+                  (const float *)(const void *)w->data + (size_t)p * (size_t)g->nr * (size_t)w->k,
                   (size_t)w->k, cols, w->k);
   }
 }
@@ -139,17 +140,34 @@ static void pack_model(mr_model *m, const mr_kernels *k, mr_scheme scheme) {
 }
 
 static mr_config llama(void) {
-  return (mr_config){.arch = {.norm = MR_NORM_RMS, .rope = MR_ROPE_INTERLEAVED, .act = MR_ACT_SILU, .gated = true,
+  return (mr_config){.arch = {.norm = MR_NORM_RMS,
+                              .rope = MR_ROPE_INTERLEAVED,
+                              .act = MR_ACT_SILU,
+                              .gated = true,
                               .pre_norms = true},
-                     .n_layers = LAYERS, .d_model = 96, .n_heads = 6, .n_kv_heads = 2, .head_dim = 16,
-                     .head_dim_v = 16, .d_ff = 200, .n_vocab = VOCAB, .context = CONTEXT, .eps = 1e-5f,
-                     .attn_scale = 0.25f, .rope_dims = 16, .rope_base = 1000, .rope_factor = 1, .embed_scale = 1,
-                     .residual_scale = 1, .logit_scale = 1};
+                     .n_layers = LAYERS,
+                     .d_model = 96,
+                     .n_heads = 6,
+                     .n_kv_heads = 2,
+                     .head_dim = 16,
+                     .head_dim_v = 16,
+                     .d_ff = 200,
+                     .n_vocab = VOCAB,
+                     .context = CONTEXT,
+                     .eps = 1e-5f,
+                     .attn_scale = 0.25f,
+                     .rope_dims = 16,
+                     .rope_base = 1000,
+                     .rope_factor = 1,
+                     .embed_scale = 1,
+                     .residual_scale = 1,
+                     .logit_scale = 1};
 }
 
 /* ------------------------------------------------------------------ the plain pass, float64 */
 
-static void plain_norm(double *y, const double *x, const float *w, const float *b, int n, mr_norm kind, double eps) {
+static void plain_norm(double *y, const double *x, const float *w, const float *b, int n,
+                       mr_norm kind, double eps) {
   double mean = 0, sq = 0;
   for (int i = 0; i < n && kind == MR_NORM_LAYER; i++)
     mean += x[i] / n;
@@ -170,12 +188,18 @@ static void plain_linear(double *y, const mr_matrix *w, const double *x) {
 
 static double plain_act(double x, mr_act act) {
   switch (act) {
-  case MR_ACT_SILU: return x / (1 + exp(-x));
-  case MR_ACT_GELU: return 0.5 * x * (1 + erf(x / sqrt(2)));
-  case MR_ACT_GELU_TANH: return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-  case MR_ACT_RELU: return x > 0 ? x : 0;
-  case MR_ACT_RELU2: return x > 0 ? x * x : 0;
-  default: return x / (1 + exp(-1.702 * x));
+  case MR_ACT_SILU:
+    return x / (1 + exp(-x));
+  case MR_ACT_GELU:
+    return 0.5 * x * (1 + erf(x / sqrt(2)));
+  case MR_ACT_GELU_TANH:
+    return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+  case MR_ACT_RELU:
+    return x > 0 ? x : 0;
+  case MR_ACT_RELU2:
+    return x > 0 ? x * x : 0;
+  default:
+    return x / (1 + exp(-1.702 * x));
   }
 }
 
@@ -198,7 +222,8 @@ static void plain_rope(double *x, const mr_config *c, const float *factors, bool
   }
 }
 
-static double plain_slope(const mr_config *c, int h) { /* 6 heads: 4 of the series of 4, 2 of that of 8 */
+static double plain_slope(const mr_config *c, int h) { /* 6 heads: 4 of the series of 4, 2 of that
+                                                          of 8 */
   static const double exponent[] = {1, 2, 3, 4, 0.5, 1.5};
   return pow(2, -c->alibi_max_bias * exponent[h] / 4);
 }
@@ -207,7 +232,8 @@ typedef struct plain { /* K and V of one layer over all positions */
   double k[N][D_MAX], v[N][D_MAX];
 } plain;
 
-static void plain_attend(double *out, const double *q, const plain *p, const mr_config *c, bool local, int pos) {
+static void plain_attend(double *out, const double *q, const plain *p, const mr_config *c,
+                         bool local, int pos) {
   int hd = c->head_dim;
   for (int h = 0; h < c->n_heads; h++) {
     int kv = h / (c->n_heads / c->n_kv_heads) * hd;
@@ -239,20 +265,23 @@ static void plain_join(double *x, double *t, const float *post_norm, const mr_co
     x[i] += c->residual_scale * t[i];
 }
 
-static void plain_pre(double *y, const double *x, const float *w, const float *b, const mr_config *c) {
+static void plain_pre(double *y, const double *x, const float *w, const float *b,
+                      const mr_config *c) {
   if (c->arch.pre_norms)
     plain_norm(y, x, w, b, c->d_model, c->arch.norm, c->eps);
   else
     memcpy(y, x, (size_t)c->d_model * sizeof *y);
 }
 
-static void plain_heads(double *x, const float *norm, int heads, const mr_model *m, bool local, int pos) {
+static void plain_heads(double *x, const float *norm, int heads, const mr_model *m, bool local,
+                        int pos) {
   const mr_config *c = &m->c;
   if (norm && c->arch.qk_norm_full)
     plain_norm(x, x, norm, NULL, heads * c->head_dim, MR_NORM_RMS, c->eps);
   for (int h = 0; h < heads; h++) {
     if (norm && !c->arch.qk_norm_full)
-      plain_norm(x + h * c->head_dim, x + h * c->head_dim, norm, NULL, c->head_dim, MR_NORM_RMS, c->eps);
+      plain_norm(x + h * c->head_dim, x + h * c->head_dim, norm, NULL, c->head_dim, MR_NORM_RMS,
+                 c->eps);
     plain_rope(x + h * c->head_dim, c, m->rope_freqs, local, pos);
   }
 }
@@ -290,14 +319,17 @@ static void plain_layer(double *x, const mr_model *m, int at, plain *p, int pos)
   plain_join(x, mlp, l->ffn_post_norm, c);
 }
 
-static void plain_forward(const mr_model *m, const int32_t *tokens, int n, double *logits /* [n, VOCAB] */) {
+static void plain_forward(const mr_model *m, const int32_t *tokens, int n,
+                          double *logits /* [n, VOCAB] */) {
   const mr_config *c = &m->c;
   static plain cache[LAYERS];
   for (int pos = 0; pos < n; pos++) {
     double x[D_MAX], *out = logits + (size_t)pos * VOCAB;
-    const float *e = (const float *)(const void *)(m->embed.data + (uint64_t)tokens[pos] * m->embed.row_bytes);
+    const float *e =
+        (const float *)(const void *)(m->embed.data + (uint64_t)tokens[pos] * m->embed.row_bytes);
     for (int i = 0; i < c->d_model; i++)
-      x[i] = e[i] * c->embed_scale + (m->position_embd ? m->position_embd[pos * c->d_model + i] : 0);
+      x[i] =
+          e[i] * c->embed_scale + (m->position_embd ? m->position_embd[pos * c->d_model + i] : 0);
     for (int l = 0; l < LAYERS; l++)
       plain_layer(x, m, l, &cache[l], pos);
     plain_norm(x, x, m->out_norm, m->out_norm_b, c->d_model, c->arch.norm, c->eps);
@@ -355,7 +387,8 @@ static void stream_open(stream *s, int n, int chunk, int seed) {
   make_tokens(s->tokens, n, seed);
 }
 
-/* One chunk of each stream that has tokens left; logits of the first stream go to out [N, VOCAB]. */
+/* One chunk of each stream that has tokens left; logits of the first stream go to out [N, VOCAB].
+ */
 static bool one_step(rig *r, stream *s, int n, float *out) {
   mr_err err = MR_ERR_INIT;
   mr_run runs[8];
@@ -365,8 +398,11 @@ static bool one_step(rig *r, stream *s, int n, float *out) {
     if (len == 0)
       continue;
     assert_int_equal(mr_kv_seq_reserve(r->kv, &s[i].seq, len), MR_OK);
-    runs[n_runs++] = (mr_run){.seq = &s[i].seq, .tokens = s[i].tokens + s[i].done, .n = len,
-                              .want = i == 0 ? all_wanted : NULL, .no_logits = i == 2};
+    runs[n_runs++] = (mr_run){.seq = &s[i].seq,
+                              .tokens = s[i].tokens + s[i].done,
+                              .n = len,
+                              .want = i == 0 ? all_wanted : NULL,
+                              .no_logits = i == 2};
     if (i == 0) {
       row = rows;
       count = len;
@@ -378,7 +414,8 @@ static bool one_step(rig *r, stream *s, int n, float *out) {
     return false;
   assert_int_equal(mr_forward_step(r->f, runs, n_runs, NULL, &err), MR_OK);
   for (int i = 0; i < count; i++)
-    memcpy(out + (size_t)(first + i) * VOCAB, mr_forward_logits(r->f, row + i), VOCAB * sizeof(float));
+    memcpy(out + (size_t)(first + i) * VOCAB, mr_forward_logits(r->f, row + i),
+           VOCAB * sizeof(float));
   return true;
 }
 
@@ -500,11 +537,12 @@ static void other_blocks(void **state) {
 static void must_equal(const char *what, const mr_kernels *k, mr_scheme scheme, mr_kv_type type) {
   for (int i = 0; i < N; i++)
     if (memcmp(got + (size_t)i * VOCAB, want + (size_t)i * VOCAB, VOCAB * sizeof *got))
-      fail_msg("%s kernels, scheme %d, kv type %d: token %d has other bits with %s", k->name, (int)scheme, (int)type,
-               i, what);
+      fail_msg("%s kernels, scheme %d, kv type %d: token %d has other bits with %s", k->name,
+               (int)scheme, (int)type, i, what);
 }
 
-static void check_invariance(const mr_model *m, const mr_kernels *k, mr_scheme scheme, mr_kv_type type) {
+static void check_invariance(const mr_model *m, const mr_kernels *k, mr_scheme scheme,
+                             mr_kv_type type) {
   static const int chunks[] = {1, 7, 32, 33};
   rig one = rig_open(m, k, type, 1), two = rig_open(m, k, type, 2);
   memset(got, 0, sizeof got);
@@ -586,13 +624,15 @@ static void branches(void **state) {
   mr_kv_seq_share(r.kv, &b, &s.seq, 50);
   int32_t wrong[] = {1, 2, 3};
   assert_int_equal(mr_kv_seq_reserve(r.kv, &b, 3), MR_OK);
-  assert_int_equal(mr_forward_step(r.f, &(mr_run){.seq = &b, .tokens = wrong, .n = 3}, 1, NULL, &err), MR_OK);
+  assert_int_equal(
+      mr_forward_step(r.f, &(mr_run){.seq = &b, .tokens = wrong, .n = 3}, 1, NULL, &err), MR_OK);
   b.len = 50;
   assert_int_equal(mr_kv_seq_reserve(r.kv, &b, N - 50), MR_OK);
   mr_run run = {.seq = &b, .tokens = s.tokens + 50, .n = N - 50, .want = all_wanted};
   assert_int_equal(mr_forward_step(r.f, &run, 1, NULL, &err), MR_OK);
   for (int i = 50; i < N; i++)
-    assert_memory_equal(mr_forward_logits(r.f, i - 50), want + (size_t)i * VOCAB, VOCAB * sizeof(float));
+    assert_memory_equal(mr_forward_logits(r.f, i - 50), want + (size_t)i * VOCAB,
+                        VOCAB * sizeof(float));
   mr_kv_seq_free(r.kv, &s.seq);
   mr_kv_seq_free(r.kv, &b);
   assert_int_equal(mr_kv_free_pages(r.kv), mr_kv_total_pages(r.kv));

@@ -1,5 +1,6 @@
-/* The page pool against a naive model: each sequence is an array of numbers; what is read back through the block
- * table must equal it, and the free count must equal the pages that no table holds. */
+/* The page pool against a naive model: each sequence is an array of numbers; what is read back
+ * through the block table must equal it, and the free count must equal the pages that no table
+ * holds. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +18,7 @@
 typedef struct twin { /* a sequence and what should be in it */
   mr_kv_seq seq;
   uint32_t value[MAX_LEN];
-  int first;          /* positions below are dropped */
+  int first; /* positions below are dropped */
 } twin;
 
 static const mr_config config = {.n_layers = 2, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16};
@@ -93,7 +94,8 @@ static void one_step(mr_kv *kv, twin *all, uint64_t *rng) {
     if (t == other)
       break;
     mr_kv_seq_release(kv, &t->seq);
-    mr_kv_seq_share(kv, &t->seq, &other->seq, (int)(next_random(rng) % (unsigned)(other->seq.len + 1)));
+    mr_kv_seq_share(kv, &t->seq, &other->seq,
+                    (int)(next_random(rng) % (unsigned)(other->seq.len + 1)));
     memcpy(t->value, other->value, sizeof t->value);
     break;
   case 1:
@@ -214,8 +216,10 @@ static void every_allocation_may_fail(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(random_operations), cmocka_unit_test(copies_the_shared_last_page_only),
-      cmocka_unit_test(limits),            cmocka_unit_test(sizes),
+      cmocka_unit_test(random_operations),
+      cmocka_unit_test(copies_the_shared_last_page_only),
+      cmocka_unit_test(limits),
+      cmocka_unit_test(sizes),
       cmocka_unit_test(every_allocation_may_fail),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
