@@ -76,11 +76,11 @@ size_t mr_kv_part_bytes(mr_kv_type type, int head_dim) {
   }
 }
 
-/* For each of G*32 query rows: q and the sum [head_dim], a block of scores [32], three scalars; and one block of
- * K and of V as float32. */
+/* For each of G*32 query rows: q and the sum [head_dim], a block of scores [32], 16 partial sums, two scalars;
+ * and one block of K and of V as float32. */
 size_t mr_attn_scratch(int n_heads, int n_kv_heads, int head_dim) {
   size_t rows = (size_t)(n_heads / n_kv_heads) * MR_ATTN_TILE;
   size_t dim = ((size_t)head_dim + 15) / 16 * 16;
-  size_t floats = rows * (2 * dim + MR_KV_BLOCK + 16) + 2 * MR_KV_BLOCK * dim;
+  size_t floats = rows * (2 * dim + MR_KV_BLOCK + 16 + 2) + 2 * MR_KV_BLOCK * dim;
   return (floats * sizeof(float) + 63) / 64 * 64;
 }

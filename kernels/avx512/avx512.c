@@ -1,4 +1,17 @@
-/* avx512.c: the AVX-512 table (F, BW, DQ, VL, VNNI); see kernels.h. */
-#include "kernels/kernels.h"
+/* avx512.c: the AVX-512 table (F, BW, DQ, VL, VNNI): the shared vector kernels on 16 lanes, and its own int8 GEMM.
+ * See kernels.h. */
+#include "kernels/avx512/avx512.h"
 
-void mr_k_fill_avx512(mr_kernels *k) { k->name = "avx512"; }
+#include "kernels/simd/vec512.h"
+
+#include "kernels/simd/attn.h"
+#include "kernels/simd/elem.h"
+#include "kernels/simd/gemmf.h"
+
+void mr_k_fill_avx512(mr_kernels *k) {
+  k->name = "avx512";
+  simd_fill_elem(k);
+  simd_fill_attn(k);
+  simd_fill_gemmf(k);
+  mr_k_fill_avx512_i8(k);
+}

@@ -1,0 +1,9 @@
+/* avx512.h: the parts of the AVX-512 table. */
+#ifndef MR_KERNELS_AVX512_AVX512_H
+#define MR_KERNELS_AVX512_AVX512_H
+
+#include "kernels/kernels.h"
+
+void mr_k_fill_avx512_i8(mr_kernels *k);
+
+#endif

@@ -1,0 +1,208 @@
+/* avx512_i8.c: the int8 GEMM with VNNI: packing and the register tiles. Layouts and arithmetic: avx512_i8.h. */
+#include "kernels/avx512/avx512_i8.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/avx512/avx512.h"
+#include "kernels/ref/ref.h"
+
+#define TILE_ROWS 6
+#define PREFETCH_AHEAD (4 * GROUP_BYTES)
+
+static int groups_of(int k) { return (k + GROUP - 1) / GROUP; }
+
+static size_t panel_bytes(int k) { return (size_t)groups_of(k) * GROUP_BYTES; }
+
+static size_t row_bytes(int k) { return ((size_t)groups_of(k) * (GROUP + 8) + 63) / 64 * 64; }
+
+/* ------------------------------------------------------------------ packing */
+/* v + partner * 1, lanes whose bit is set in `minus` get partner - v: one step of the transform in a vector */
+#define BUTTERFLY(v, partner, minus)                                                               \
+  _mm512_add_ps(partner, _mm512_mask_sub_ps(v, minus, _mm512_setzero_ps(), v))
+
+/* Group g of a row: signs, zeros past k, Hadamard transform over 64 values. */
+static inline __attribute__((always_inline)) void rotate(__m512 v[4], const float *x, int k, int g) {
+  uint64_t signs = mr_i8_signs(g);
+  const __m512 minus = _mm512_castsi512_ps(_mm512_set1_epi32((int)0x80000000u));
+  UNROLL for (int j = 0; j < 4; j++) {
+    int left = k - g * GROUP - j * 16;
+    __mmask16 in = left >= 16 ? 0xffff : left <= 0 ? 0 : (__mmask16)((1u << left) - 1);
+    __m512 a = _mm512_maskz_loadu_ps(in, x + g * GROUP + j * 16);
+    a = _mm512_mask_xor_ps(a, (__mmask16)(signs >> (16 * j)), a, minus);
+    a = BUTTERFLY(a, _mm512_permute_ps(a, 0xb1), 0xaaaa);
+    a = BUTTERFLY(a, _mm512_permute_ps(a, 0x4e), 0xcccc);
+    a = BUTTERFLY(a, _mm512_shuffle_f32x4(a, a, 0xb1), 0xf0f0);
+    v[j] = BUTTERFLY(a, _mm512_shuffle_f32x4(a, a, 0x4e), 0xff00);
+  }
+  __m512 a = _mm512_add_ps(v[0], v[1]), b = _mm512_sub_ps(v[0], v[1]);
+  __m512 c = _mm512_add_ps(v[2], v[3]), d = _mm512_sub_ps(v[2], v[3]);
+  v[0] = _mm512_add_ps(a, c), v[1] = _mm512_add_ps(b, d);
+  v[2] = _mm512_sub_ps(a, c), v[3] = _mm512_sub_ps(b, d);
+}
+
+/* Largest magnitude as bits: as integers, so that a NaN is the largest of all. */
+static inline uint32_t largest(const __m512 v[4]) {
+  const __m512i abs = _mm512_set1_epi32(0x7fffffff);
+  __m512i m = _mm512_setzero_si512();
+  UNROLL for (int j = 0; j < 4; j++)
+    m = _mm512_max_epu32(m, _mm512_and_si512(_mm512_castps_si512(v[j]), abs));
+  return _mm512_reduce_max_epu32(m);
+}
+
+/* The scale of a group with this largest magnitude and its inverse: 0 for zeros, NaN where not finite. */
+static inline float scale_of(uint32_t bits, float *inverse) {
+  float amax;
+  memcpy(&amax, &bits, sizeof amax);
+  *inverse = 0.0f;
+  if (bits >= 0x7f800000u) return NAN;
+  if (amax < MR_I8_TINY) return 0.0f;
+  *inverse = 127.0f / amax;
+  return amax / 127.0f;
+}
+
+/* 64 values to int8 at q; returns their sum. A group that is not finite becomes zeros. */
+static inline int32_t quantize(int8_t *q, const __m512 v[4], float inverse) {
+  __m512 s = _mm512_set1_ps(inverse);
+  __mmask16 on = inverse != 0.0f ? 0xffff : 0;
+  __m512i sum = _mm512_setzero_si512();
+  UNROLL for (int j = 0; j < 4; j++) {
+    __m512i i = _mm512_maskz_cvtps_epi32(on, _mm512_mul_ps(v[j], s));
+    sum = _mm512_add_epi32(sum, i);
+    _mm_storeu_si128((__m128i *)(void *)(q + 16 * j), _mm512_cvtepi32_epi8(i));
+  }
+  return _mm512_reduce_add_epi32(sum);
+}
+
+static void pack_row(void *dst, const float *x, int k) {
+  int groups = groups_of(k);
+  int8_t *q = dst;
+  float *scales = (float *)(void *)(q + (size_t)groups * GROUP), inverse;
+  int32_t *starts = (int32_t *)(void *)(scales + groups);
+  for (int g = 0; g < groups; g++) {
+    __m512 v[4];
+    rotate(v, x, k, g);
+    scales[g] = scale_of(largest(v), &inverse);
+    starts[g] = MAGIC_BITS - 128 * quantize(q + (size_t)g * GROUP, v, inverse);
+  }
+}
+
+/* Down to 22 significant bits, so that MAGIC times it is exact; 1/64: both rotations grow sums by 64. */
+static float weight_scale(float s) {
+  uint32_t bits;
+  memcpy(&bits, &s, sizeof bits);
+  bits &= 0xfffffffcu;
+  memcpy(&s, &bits, sizeof s);
+  return s / 64.0f;
+}
+
+static void pack_column(uint8_t *group, float *scale, int c, const float *w, int k, int g) {
+  __m512 v[4];
+  int8_t q[GROUP];
+  float inverse;
+  rotate(v, w, k, g);
+  *scale = weight_scale(scale_of(largest(v), &inverse));
+  (void)quantize(q, v, inverse);
+  for (int i = 0; i < GROUP; i++)
+    group[(i / 4) * NR * 4 + c * 4 + i % 4] = (uint8_t)(q[i] + 128);
+}
+
+static void pack_panel(void *dst, const float *w, size_t ld, int cols, int k) {
+  for (int g = 0; g < groups_of(k); g++) {
+    uint8_t *group = (uint8_t *)dst + (size_t)g * GROUP_BYTES;
+    float *scales = (float *)(void *)(group + NR * GROUP);
+    memset(group, 128, NR * GROUP);
+    memset(scales, 0, NR * 4);
+    for (int c = 0; c < cols; c++) pack_column(group, &scales[c], c, w + (size_t)c * ld, k, g);
+  }
+}
+
+/* ------------------------------------------------------------------ register tiles */
+/* Written as asm with its operand in and out: intrinsics make gcc 12 spill whole tiles. */
+static inline __attribute__((always_inline)) __m512i dot4(__m512i sum, __m512i w, __m512i a) {
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(a));
+  return sum;
+}
+
+static inline int32_t load4(const int8_t *p) {
+  int32_t v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+
+/* rows x NR of y; `rows` and `cold` (the panel comes from memory: prefetch it) are constants where inlined */
+static inline __attribute__((always_inline)) void tile(const i8_gemm *g, int i0, int rows, int cold) {
+  const int8_t *x = g->x + (size_t)i0 * g->row_bytes;
+  const float *sa = i8_scales(x, g->groups);
+  const int32_t *start = i8_starts(x, g->groups);
+  const size_t step = g->row_bytes / 4;
+  const uint8_t *w = g->panel;
+  __m512 y[TILE_ROWS][2];
+  UNROLL for (int i = 0; i < rows; i++) y[i][0] = y[i][1] = _mm512_setzero_ps();
+  for (int q = 0; q < g->groups; q++, w += GROUP_BYTES) {
+    __m512i sum[TILE_ROWS][2];
+    UNROLL for (int i = 0; i < rows; i++)
+      sum[i][0] = sum[i][1] = _mm512_set1_epi32(start[(size_t)i * step + (size_t)q]);
+    for (int s = 0; s < GROUP / 4; s++) {
+      __m512i w0 = _mm512_load_si512(w + s * NR * 4), w1 = _mm512_load_si512(w + s * NR * 4 + 64);
+      if (cold) {
+        _mm_prefetch((const char *)w + s * NR * 4 + PREFETCH_AHEAD, _MM_HINT_T0);
+        _mm_prefetch((const char *)w + s * NR * 4 + PREFETCH_AHEAD + 64, _MM_HINT_T0);
+      }
+      UNROLL for (int i = 0; i < rows; i++) {
+        __m512i a = _mm512_set1_epi32(load4(x + (size_t)i * g->row_bytes + q * GROUP + s * 4));
+        sum[i][0] = dot4(sum[i][0], w0, a);
+        sum[i][1] = dot4(sum[i][1], w1, a);
+      }
+    }
+    UNROLL for (int j = 0; j < 2; j++) {
+      __m512 sw = _mm512_load_ps(w + NR * GROUP + j * 64);
+      __m512 back = _mm512_mul_ps(sw, _mm512_set1_ps(-MAGIC));
+      UNROLL for (int i = 0; i < rows; i++) {
+        __m512 t = _mm512_fmadd_ps(_mm512_castsi512_ps(sum[i][j]), sw, back);
+        y[i][j] = _mm512_fmadd_ps(t, _mm512_set1_ps(sa[(size_t)i * step + (size_t)q]), y[i][j]);
+      }
+    }
+  }
+  UNROLL for (int i = 0; i < rows; i++)
+    UNROLL for (int j = 0; j < 2; j++) i8_finish(g, i0 + i, j, y[i][j]);
+}
+
+static void vnni_tile(const i8_gemm *g, int i0, int rows, int cold) {
+  switch (rows * 2 + cold) {
+  case 2: tile(g, i0, 1, 0); break;
+  case 3: tile(g, i0, 1, 1); break;
+  case 4: tile(g, i0, 2, 0); break;
+  case 5: tile(g, i0, 2, 1); break;
+  case 6: tile(g, i0, 3, 0); break;
+  case 7: tile(g, i0, 3, 1); break;
+  case 8: tile(g, i0, 4, 0); break;
+  case 9: tile(g, i0, 4, 1); break;
+  case 10: tile(g, i0, 5, 0); break;
+  case 11: tile(g, i0, 5, 1); break;
+  case 12: tile(g, i0, 6, 0); break;
+  default: tile(g, i0, 6, 1); break;
+  }
+}
+
+static void gemm(float *y, size_t ldy, const void *x, int m, const void *w, int p0, int p1, int n,
+                 int k, const float *bias, int accumulate) {
+  i8_gemm g = {.ldy = ldy, .x = x, .row_bytes = row_bytes(k), .groups = groups_of(k),
+               .accumulate = accumulate};
+  int tiles = (m + TILE_ROWS - 1) / TILE_ROWS;
+  for (int p = p0; p < p1; p++) {
+    int col = p * NR;
+    g.y = y + col;
+    g.panel = (const uint8_t *)w + (size_t)p * panel_bytes(k);
+    g.cols = n - col < NR ? n - col : NR;
+    g.bias = bias != NULL ? bias + col : NULL;
+    for (int t = 0; t < tiles; t++) {
+      int i0 = (int)((int64_t)m * t / tiles), i1 = (int)((int64_t)m * (t + 1) / tiles);
+      vnni_tile(&g, i0, i1 - i0, t == 0);
+    }
+  }
+}
+
+void mr_k_fill_avx512_i8(mr_kernels *k) {
+  k->gemm[MR_SCHEME_I8] = (mr_gemm_ops){NR, panel_bytes, row_bytes, pack_panel, pack_row, gemm};
+}

@@ -1,0 +1,257 @@
+/* attn.h: paged attention on vectors, after a vec*.h; see kernels.h.
+ *
+ * A K part is transposed, [head_dim][32], so that lanes are keys; a V part is [32][head_dim]. All query heads of one
+ * kv head and all tokens of a tile (its rows: token by token, head by head) meet a block of 32 keys while it is in
+ * cache: scores = q K; a running maximum and sum for each row (online softmax, Milakov and Gimelshein 2018); then
+ * out = out * shrink + p V. Blocks go up from position 0. A row meets exactly the blocks that hold a key it sees, so
+ * what it computes does not depend on the rows beside it: a masked key has p = 0, which changes no sum.
+ */
+#ifndef MR_KERNELS_SIMD_ATTN_H
+#define MR_KERNELS_SIMD_ATTN_H
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/simd/math.h"
+#include "kernels/simd/tile.h"
+
+#define BLOCK MR_KV_BLOCK
+
+typedef struct attn_work { /* pointers into the caller's scratch; rows = tokens of the tile * heads of the group */
+  const mr_attn *a;
+  int kv_head, group, q0, rows;
+  size_t dim;      /* head_dim rounded up to 16: distance of rows in q and out */
+  float *q, *out;  /* [rows, dim] */
+  float *s;        /* [rows, 32]: scores, then p */
+  float *sum;      /* [rows, 16]: lane sums of p */
+  float *max, *shrink; /* [rows] */
+  float *kf, *vf;  /* one block as float32: [head_dim][32], [32][head_dim] */
+} attn_work;
+
+typedef struct attn_tile { /* c = (shrink ? c * shrink : 0) + a b */
+  const float *a;
+  size_t lda;
+  const void *b;
+  size_t ldb;
+  float *c;
+  size_t ldc;
+  const float *shrink;
+  int k;
+} attn_tile;
+
+V_INLINE void attn_rows(const attn_tile *t, int rows, int nv, mr_kv_type type, int col, int cols) {
+  vf acc[8][2];
+  float *c = t->c + col;
+  UNROLL for (int i = 0; i < rows; i++) {
+    acc[i][0] = acc[i][1] = vzero();
+    if (t->shrink == NULL) continue;
+    vf s = vset1(t->shrink[i]);
+    acc[i][0] = vmul(vload(c + (size_t)i * t->ldc), s);
+    if (nv == 2) acc[i][1] = vmul(vload(c + (size_t)i * t->ldc + VL), s);
+  }
+  const char *b = (const char *)t->b + (size_t)col * (type == MR_KV_F32 ? 4 : 2);
+  tile_sum(acc, rows, nv, type, t->a, t->lda, b, t->ldb, t->k, cols);
+  UNROLL for (int i = 0; i < rows; i++) {
+    vstore(c + (size_t)i * t->ldc, acc[i][0]);
+    if (nv == 2) vstore(c + (size_t)i * t->ldc + VL, acc[i][1]);
+  }
+}
+
+#define ATTN_TILE(NAME, TYPE)                                                                      \
+  static void NAME(const attn_tile *t, int rows, int n) {                                          \
+    int col = 0;                                                                                   \
+    for (; col + 2 * VL <= n; col += 2 * VL) {                                                     \
+      TILE_SWITCH(rows, TYPE##_WIDE)                                                               \
+    }                                                                                              \
+    for (; col < n; col += VL) {                                                                   \
+      TILE_SWITCH(rows, TYPE##_NARROW)                                                             \
+    }                                                                                              \
+  }
+#define F32_WIDE(R) attn_rows(t, R, 2, MR_KV_F32, col, VL)
+#define F16_WIDE(R) attn_rows(t, R, 2, MR_KV_F16, col, VL)
+#define BF16_WIDE(R) attn_rows(t, R, 2, MR_KV_BF16, col, VL)
+#define F32_NARROW(R) attn_rows(t, R, 1, MR_KV_F32, col, n - col < VL ? n - col : VL)
+#define F16_NARROW(R) attn_rows(t, R, 1, MR_KV_F16, col, n - col < VL ? n - col : VL)
+#define BF16_NARROW(R) attn_rows(t, R, 1, MR_KV_BF16, col, n - col < VL ? n - col : VL)
+ATTN_TILE(attn_tile_f32, F32)
+ATTN_TILE(attn_tile_f16, F16)
+ATTN_TILE(attn_tile_bf16, BF16)
+
+/* c[rows, n] for rows r0..r1-1 of the arrays in t */
+static void attn_product(attn_tile t, int r0, int r1, int n, mr_kv_type type) {
+  int tiles = (r1 - r0 + TILE_ROWS - 1) / TILE_ROWS;
+  const attn_tile all = t;
+  for (int i = 0, r = r0; i < tiles; i++) {
+    int next = r0 + (r1 - r0) * (i + 1) / tiles;
+    t.a = all.a + (size_t)r * all.lda;
+    t.c = all.c + (size_t)r * all.ldc;
+    if (all.shrink != NULL) t.shrink = all.shrink + r;
+    if (type == MR_KV_F16) attn_tile_f16(&t, next - r, n);
+    else if (type == MR_KV_BF16) attn_tile_bf16(&t, next - r, n);
+    else attn_tile_f32(&t, next - r, n);
+    r = next;
+  }
+}
+
+static void attn_to_f32(float *dst, const void *src, int n, mr_kv_type type) {
+  int i = 0;
+  for (; i + VL <= n; i += VL) vstore(dst + i, tile_load(src, (size_t)i, type, VL));
+  if (i < n) vstore_n(dst + i, tile_load(src, (size_t)i, type, n - i), n - i);
+}
+
+/* First key that the token at pos sees. */
+static int attn_first(const mr_attn *a, int pos) {
+  int first = 0;
+  if (a->window > 0 && pos - a->window + 1 > first) first = pos - a->window + 1;
+  if (a->chunk > 0 && pos - pos % a->chunk > first) first = pos - pos % a->chunk;
+  return first;
+}
+
+/* softcap, slope and mask of one row's scores of the block at base; returns their maximum */
+static float attn_scores(const attn_work *w, int row, int base) {
+  const mr_attn *a = w->a;
+  int pos = a->pos0 + w->q0 + row / w->group, head = w->kv_head * w->group + row % w->group;
+  float *s = w->s + (size_t)row * BLOCK;
+  vf lo = vset1((float)(attn_first(a, pos) - base)), hi = vset1((float)(pos + 1 - base));
+  vf none = vset1(-INFINITY), max = none;
+  int all = attn_first(a, pos) <= base && pos + 1 - base >= BLOCK;
+  for (int j = 0; j < BLOCK; j += VL) {
+    vf v = vload(s + j), lane = vadd(viota(), vset1((float)j));
+    if (a->softcap > 0.0f) {
+      vf cap = vset1(a->softcap);
+      v = vmul(cap, vtanh(vdiv(v, cap)));
+    }
+    if (a->slopes != NULL)
+      v = vfma(vset1(a->slopes[head]), vadd(lane, vset1((float)(base - pos))), v);
+    if (!all) v = vselect_lt(lane, hi, vselect_lt(lane, lo, none, v), none);
+    vstore(s + j, v);
+    max = vmax(max, v);
+  }
+  return vreduce_max(max);
+}
+
+/* Scores of rows r0..r1-1 to p; updates max and sum; shrink says what the sums so far are worth. */
+static void attn_softmax(const attn_work *w, int r0, int r1, int base) {
+  for (int r = r0; r < r1; r++) {
+    float m = attn_scores(w, r, base), old = w->max[r];
+    w->max[r] = m > old ? m : old;
+    w->shrink[r] = old - w->max[r];
+  }
+  for (int r = r0; r < r1; r += VL) {
+    int n = r1 - r < VL ? r1 - r : VL;
+    vstore_n(w->shrink + r, vexp(vload_n(w->shrink + r, n)), n);
+  }
+  for (int r = r0; r < r1; r++) {
+    float *s = w->s + (size_t)r * BLOCK, *sums = w->sum + (size_t)r * 16;
+    vf m = vset1(w->max[r]), sum = vmul(vload(sums), vset1(w->shrink[r]));
+    for (int j = 0; j < BLOCK; j += VL) {
+      vf p = vexp(vsub(vload(s + j), m));
+      sum = vadd(sum, p);
+      vstore(s + j, p);
+    }
+    vstore(sums, sum);
+  }
+}
+
+/* Rows r0..r1-1 meet the block of keys at base, of which `keys` are stored. */
+static void attn_block(const attn_work *w, int r0, int r1, int base, int keys, const uint8_t *k) {
+  const mr_attn *a = w->a;
+  int dim = a->head_dim;
+  const void *v = k + mr_kv_part_bytes(a->type, dim);
+  mr_kv_type type = a->type;
+  const void *kb = k, *vb = v;
+  if (r1 - r0 > TILE_ROWS && type != MR_KV_F32) { /* several tiles read it: convert once */
+    attn_to_f32(w->kf, k, dim * BLOCK, type);
+    attn_to_f32(w->vf, v, dim * keys, type);
+    type = MR_KV_F32, kb = w->kf, vb = w->vf;
+  }
+  attn_tile qk = {w->q, w->dim, kb, BLOCK, w->s, BLOCK, NULL, dim};
+  attn_product(qk, r0, r1, BLOCK, type);
+  attn_softmax(w, r0, r1, base);
+  attn_tile pv = {w->s, BLOCK, vb, (size_t)dim, w->out, w->dim, w->shrink, keys};
+  attn_product(pv, r0, r1, dim, type);
+}
+
+static void attn_begin(attn_work *w, const mr_attn *a, int kv_head, int q0, int q1, float *f) {
+  int group = a->n_heads / a->n_kv_heads, dim = a->head_dim;
+  size_t rows = (size_t)((q1 - q0) * group), wide = ((size_t)dim + 15) / 16 * 16;
+  *w = (attn_work){.a = a, .kv_head = kv_head, .group = group, .q0 = q0, .rows = (int)rows,
+                   .dim = wide};
+  w->q = f, f += rows * wide;
+  w->out = f, f += rows * wide;
+  w->s = f, f += rows * BLOCK;
+  w->sum = f, f += rows * 16;
+  w->kf = f, f += BLOCK * wide;
+  w->vf = f, f += BLOCK * wide;
+  w->max = f, f += rows;
+  w->shrink = f;
+  memset(w->out, 0, rows * wide * sizeof(float));
+  memset(w->sum, 0, rows * 16 * sizeof(float));
+  for (size_t r = 0; r < rows; r++) {
+    int head = kv_head * group + (int)r % group;
+    const float *q = a->q + (size_t)(q0 + (int)r / group) * a->q_ld + (size_t)head * (size_t)dim;
+    for (int d = 0; d < dim; d++) w->q[r * wide + (size_t)d] = q[d] * a->scale;
+    w->max[r] = a->sinks != NULL ? a->sinks[head] : -INFINITY;
+    w->sum[r * 16] = a->sinks != NULL ? 1.0f : 0.0f;
+  }
+}
+
+static void attn_end(const attn_work *w) {
+  const mr_attn *a = w->a;
+  for (int r = 0; r < w->rows; r++) {
+    size_t head = (size_t)(w->kv_head * w->group + r % w->group);
+    float *out = a->out + (size_t)(w->q0 + r / w->group) * a->out_ld + head * (size_t)a->head_dim;
+    vf sum = vset1(vreduce_add(vload(w->sum + (size_t)r * 16)));
+    for (int d = 0; d < a->head_dim; d += VL) {
+      int n = a->head_dim - d < VL ? a->head_dim - d : VL;
+      vstore_n(out + d, vdiv(vload_n(w->out + (size_t)r * w->dim + d, n), sum), n);
+    }
+  }
+}
+
+static void attn_prefetch(const uint8_t *page, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)page + i, _MM_HINT_T0);
+}
+
+static void simd_attention(const mr_attn *a, int kv_head, int q0, int q1, void *scratch) {
+  attn_work w;
+  attn_begin(&w, a, kv_head, q0, q1, scratch);
+  size_t part = mr_kv_part_bytes(a->type, a->head_dim);
+  size_t at = a->layer_offset + 2 * (size_t)kv_head * part;
+  int last = (a->pos0 + q1 - 1) / BLOCK, from = q0; /* from: first token that sees the block or one after it */
+  for (int b = attn_first(a, a->pos0 + q0) / BLOCK, to = q0; b <= last; b++) {
+    int base = b * BLOCK;
+    while (from < q1 && a->pos0 + from < base) from++;
+    while (to < q1 && attn_first(a, a->pos0 + to) < base + BLOCK) to++;
+    if (from >= to) continue;
+    int keys = a->pos0 + to - base < BLOCK ? a->pos0 + to - base : BLOCK;
+    if (b < last && a->pages[b + 1] != NULL) attn_prefetch(a->pages[b + 1] + at, 2 * part);
+    attn_block(&w, (from - q0) * w.group, (to - q0) * w.group, base, keys, a->pages[b] + at);
+  }
+  attn_end(&w);
+}
+
+static void simd_kv_store(uint8_t *k_part, uint8_t *v_part, const float *k, const float *v,
+                          int head_dim, int slot, mr_kv_type type) {
+  size_t size = type == MR_KV_F32 ? 4 : 2, row = (size_t)slot * (size_t)head_dim;
+  for (int d = 0; d < head_dim; d += VL) {
+    int n = head_dim - d < VL ? head_dim - d : VL;
+    vf kd = vload_n(k + d, n), vd_ = vload_n(v + d, n);
+    float ks[VL] = {0}, vs[VL] = {0};
+    if (type == MR_KV_F32) vstore(ks, kd), vstore(vs, vd_);
+    if (type == MR_KV_F16) vstore_f16((uint16_t *)(void *)ks, kd), vstore_f16((uint16_t *)(void *)vs, vd_);
+    if (type == MR_KV_BF16) vstore_bf16((uint16_t *)(void *)ks, kd), vstore_bf16((uint16_t *)(void *)vs, vd_);
+    memcpy(v_part + (row + (size_t)d) * size, vs, (size_t)n * size);
+    for (int i = 0; i < n; i++) /* column `slot` of [head_dim][32] */
+      memcpy(k_part + ((size_t)(d + i) * BLOCK + (size_t)slot) * size, (char *)ks + (size_t)i * size,
+             size);
+  }
+}
+
+static void simd_fill_attn(mr_kernels *k) {
+  k->kv_store = simd_kv_store;
+  k->attention = simd_attention;
+}
+
+#undef BLOCK
+#endif

@@ -1,0 +1,198 @@
+/* elem.h: norms, rotary embedding, activations and reductions on vectors, after a vec*.h; see kernels.h.
+ *
+ * Reductions run over VL lanes, element i in lane i % VL, then over the lanes: an order that depends on n alone.
+ */
+#ifndef MR_KERNELS_SIMD_ELEM_H
+#define MR_KERNELS_SIMD_ELEM_H
+
+#include <math.h>
+
+#include "kernels/kernels.h"
+#include "kernels/simd/math.h"
+
+V_INLINE int v_count(int n, int i) { return n - i < VL ? n - i : VL; }
+
+static float sum_of(const float *x, int n) {
+  vf sum = vzero();
+  for (int i = 0; i < n; i += VL) sum = vadd(sum, vload_n(x + i, v_count(n, i)));
+  return vreduce_add(sum);
+}
+
+static float sum_of_squares(const float *x, float mean, int n) {
+  vf sum = vzero(), m = vset1(mean);
+  int i = 0;
+  for (; i + VL <= n; i += VL) {
+    vf d = vsub(vload(x + i), m);
+    sum = vfma(d, d, sum);
+  }
+  if (i < n) { /* lanes past the end must count as the mean */
+    vf d = vsub(vload_n(x + i, n - i), m);
+    float last[VL] = {0};
+    vstore_n(last, d, n - i);
+    d = vload(last);
+    sum = vfma(d, d, sum);
+  }
+  return vreduce_add(sum);
+}
+
+static void simd_rmsnorm(float *y, const float *x, const float *w, int n, float eps) {
+  vf r = vset1(1.0f / sqrtf(sum_of_squares(x, 0.0f, n) / (float)n + eps));
+  for (int i = 0; i < n; i += VL) {
+    int c = v_count(n, i);
+    vf v = vmul(vload_n(x + i, c), r);
+    if (w != NULL) v = vmul(v, vload_n(w + i, c));
+    vstore_n(y + i, v, c);
+  }
+}
+
+static void simd_layernorm(float *y, const float *x, const float *w, const float *b, int n,
+                           float eps) {
+  float mean = sum_of(x, n) / (float)n;
+  vf m = vset1(mean), r = vset1(1.0f / sqrtf(sum_of_squares(x, mean, n) / (float)n + eps));
+  for (int i = 0; i < n; i += VL) {
+    int c = v_count(n, i);
+    vf v = vmul(vsub(vload_n(x + i, c), m), r);
+    if (w != NULL) v = vmul(v, vload_n(w + i, c));
+    if (b != NULL) v = vadd(v, vload_n(b + i, c));
+    vstore_n(y + i, v, c);
+  }
+}
+
+static void simd_rope(float *x, const float *cos_sin, int n_rot, int interleaved) {
+  int half = n_rot / 2;
+  for (int i = 0; i < half; i += VL) {
+    int c = v_count(half, i), lo = 2 * c < VL ? 2 * c : VL;
+    vf cs = vload_n(cos_sin + i, c), sn = vload_n(cos_sin + half + i, c), a, b, u, v;
+    if (interleaved)
+      vunzip(vload_n(x + 2 * i, lo), vload_n(x + 2 * i + lo, 2 * c - lo), &a, &b);
+    else
+      a = vload_n(x + i, c), b = vload_n(x + half + i, c);
+    u = vfnma(b, sn, vmul(a, cs));
+    v = vfma(b, cs, vmul(a, sn));
+    if (interleaved) {
+      vzip(u, v, &a, &b);
+      vstore_n(x + 2 * i, a, lo);
+      vstore_n(x + 2 * i + lo, b, 2 * c - lo);
+    } else {
+      vstore_n(x + i, u, c);
+      vstore_n(x + half + i, v, c);
+    }
+  }
+}
+
+V_INLINE vf vact(vf x, mr_act act) {
+  vf zero = vzero();
+  switch (act) {
+  case MR_ACT_SILU: return vmul(x, vsigmoid(x));
+  case MR_ACT_GELU: return vmul(x, vphi(x));
+  case MR_ACT_GELU_TANH: { /* 0.5 (1 + tanh u) = sigmoid(2u), without the cancellation */
+    vf u = vmul(x, vfma(vmul(x, x), vset1(0.0713548162f), vset1(1.59576912f)));
+    return vmul(x, vsigmoid(u));
+  }
+  case MR_ACT_RELU: return vselect_lt(x, zero, zero, x);
+  case MR_ACT_RELU2: return vselect_lt(x, zero, zero, vmul(x, x));
+  case MR_ACT_QUICK_GELU: return vmul(x, vsigmoid(vmul(x, vset1(1.702f))));
+  }
+  return x;
+}
+
+V_INLINE void gate_of(float *y, const float *g, const float *up, int n, mr_act act) {
+  for (int i = 0; i < n; i += VL) {
+    int c = v_count(n, i);
+    vf v = vact(vload_n(g + i, c), act);
+    if (up != NULL) v = vmul(v, vload_n(up + i, c));
+    vstore_n(y + i, v, c);
+  }
+}
+
+static void simd_gate(float *y, const float *g, const float *up, int n, mr_act act) {
+  switch (act) { /* one loop for each, so that none tests inside */
+  case MR_ACT_SILU: gate_of(y, g, up, n, MR_ACT_SILU); break;
+  case MR_ACT_GELU: gate_of(y, g, up, n, MR_ACT_GELU); break;
+  case MR_ACT_GELU_TANH: gate_of(y, g, up, n, MR_ACT_GELU_TANH); break;
+  case MR_ACT_RELU: gate_of(y, g, up, n, MR_ACT_RELU); break;
+  case MR_ACT_RELU2: gate_of(y, g, up, n, MR_ACT_RELU2); break;
+  case MR_ACT_QUICK_GELU: gate_of(y, g, up, n, MR_ACT_QUICK_GELU); break;
+  }
+}
+
+static void simd_axpy(float *y, const float *x, float s, int n) {
+  for (int i = 0; i < n; i += VL) {
+    int c = v_count(n, i);
+    vstore_n(y + i, vadd(vload_n(y + i, c), vmul(vload_n(x + i, c), vset1(s))), c);
+  }
+}
+
+static void simd_scale(float *x, float s, int n) {
+  for (int i = 0; i < n; i += VL) {
+    int c = v_count(n, i);
+    vstore_n(x + i, vmul(vload_n(x + i, c), vset1(s)), c);
+  }
+}
+
+static void simd_softcap(float *x, float cap, int n) {
+  vf c = vset1(cap);
+  for (int i = 0; i < n; i += VL) {
+    int m = v_count(n, i);
+    vstore_n(x + i, vmul(c, vtanh(vdiv(vload_n(x + i, m), c))), m);
+  }
+}
+
+/* Largest value; *bad: a value is NaN or +infinity (the maximum means nothing then). */
+static float max_of(const float *x, int n, int *bad) {
+  vf max = vset1(-INFINITY);
+  uint32_t found = 0;
+  int i = 0;
+  for (; i + VL <= n; i += VL) {
+    vf v = vload(x + i);
+    found |= vbad(v);
+    max = vmax(max, v);
+  }
+  float m = vreduce_max(max);
+  *bad = found != 0;
+  for (; i < n; i++) {
+    if (isnan(x[i]) || x[i] == INFINITY) *bad = 1;
+    if (x[i] > m) m = x[i];
+  }
+  return m;
+}
+
+static int simd_argmax(const float *x, int n, int *bad) {
+  float max = max_of(x, n, bad);
+  if (*bad) return 0;
+  int i = 0;
+  for (vf m = vset1(max); i + VL <= n; i += VL) {
+    uint32_t hit = veq(vload(x + i), m);
+    if (hit != 0) return i + __builtin_ctz(hit);
+  }
+  while (i < n - 1 && x[i] != max) i++;
+  return i;
+}
+
+static double simd_logsumexp(const float *x, int n) {
+  int bad, i = 0;
+  float max = max_of(x, n, &bad);
+  vf m = vset1(max);
+  vd sum[2] = {vzero_f64(), vzero_f64()};
+  for (; i + VL <= n; i += VL) vaccumulate_f64(sum, vexp(vsub(vload(x + i), m)));
+  if (i < n) {
+    float last[VL] = {0};
+    vstore_n(last, vexp(vsub(vload_n(x + i, n - i), m)), n - i);
+    vaccumulate_f64(sum, vload(last));
+  }
+  return (double)max + log(vreduce_f64(sum));
+}
+
+static void simd_fill_elem(mr_kernels *k) {
+  k->rmsnorm = simd_rmsnorm;
+  k->layernorm = simd_layernorm;
+  k->rope = simd_rope;
+  k->gate = simd_gate;
+  k->axpy = simd_axpy;
+  k->scale = simd_scale;
+  k->softcap = simd_softcap;
+  k->argmax = simd_argmax;
+  k->logsumexp = simd_logsumexp;
+}
+
+#endif
