@@ -1,0 +1,73 @@
+/* vocab.h: the tables of one vocabulary, shared by the files of the tokenizer and by nobody else.
+ *
+ * Filled by mr_vocab_open, never changed afterwards. Texts lie end to end in one blob. A byte-level
+ * token's text is kept as the bytes it stands for; control and user-defined tokens, and all of
+ * SentencePiece, as stored.
+ */
+#ifndef MR_SRC_VOCAB_H
+#define MR_SRC_VOCAB_H
+
+#include "src/pretok.h"
+#include "src/tokenizer.h"
+
+/* tokenizer.ggml.token_type */
+enum {
+  MR_TOKEN_NORMAL = 1,
+  MR_TOKEN_UNKNOWN,
+  MR_TOKEN_CONTROL,
+  MR_TOKEN_USER,
+  MR_TOKEN_UNUSED,
+  MR_TOKEN_BYTE
+};
+
+enum {
+  MR_MARK_END = 1,   /* ends a generation */
+  MR_MARK_WHOLE = 2, /* byte-level: merging this token's bytes gives this token again */
+  MR_MARK_RSTRIP = 4 /* white space after the token belongs to it */
+};
+
+typedef struct mr_index { /* open addressing over texts; slots hold ids, -1 free */
+  int32_t *slot;
+  uint32_t mask;
+} mr_index;
+
+typedef struct mr_merge_rule {
+  uint64_t pair; /* left id << 32 | right id; UINT64_MAX: free */
+  int32_t rank, id;
+} mr_merge_rule;
+
+struct mr_vocab {
+  bool spm;
+  int32_t n;
+  char *blob;
+  uint32_t *at;         /* [n + 1]: where each text starts in blob */
+  uint8_t *type;        /* [n] */
+  uint8_t *mark;        /* [n] MR_MARK_* */
+  float *score;         /* [n], SentencePiece */
+  mr_index all;         /* every text; of equal ones the lowest id */
+  mr_index words;       /* only what merging may give */
+  int32_t byte_id[256]; /* the token of one byte, -1: none */
+  mr_merge_rule *rules; /* byte-level; open addressing */
+  uint32_t rules_mask;
+  int32_t *special; /* [n_special] control, unknown and user-defined ids, by text */
+  int32_t n_special;
+  int32_t special_from[257]; /* where the texts with this first byte start in `special` */
+  bool first_user[256];      /* a user-defined token starts with this byte */
+  uint32_t longest;          /* bytes of the longest text in `words` */
+  int32_t bos, eos;          /* -1: none */
+  bool add_bos, add_eos, add_space_prefix;
+  mr_pretok *pretok; /* byte-level */
+  char *pre;
+};
+
+static inline mr_str mr_vocab_text(const mr_vocab *v, int32_t id) {
+  return (mr_str){v->blob + v->at[id], v->at[id + 1] - v->at[id]};
+}
+
+/* Id of the text in one of the indexes, or -1. */
+int32_t mr_vocab_lookup(const mr_vocab *v, const mr_index *index, const char *s, size_t len);
+
+/* Rank and result of merging two tokens; false: they do not merge. */
+bool mr_vocab_rule(const mr_vocab *v, int32_t left, int32_t right, int32_t *rank, int32_t *id);
+
+#endif
