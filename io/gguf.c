@@ -98,6 +98,13 @@ static bool take_str(cursor *c, mr_str *s, uint64_t limit, const char *what) {
   return true;
 }
 
+/* "key NAME" or "tensor NAME", for messages. */
+static void show_as(const char *what, mr_str name, char buf[SHOW]) {
+  size_t n = strlen(what);
+  memcpy(buf, what, n);
+  mr_gguf_show(name, buf + n, SHOW - n);
+}
+
 /* Keys and tensor names: not empty, no NUL. */
 static bool take_name(cursor *c, mr_str *s, uint64_t limit, const char *what) {
   uint64_t at = c->pos;
@@ -113,7 +120,7 @@ static bool take_name(cursor *c, mr_str *s, uint64_t limit, const char *what) {
 static bool check_bools(cursor *c, const uint8_t *p, uint64_t n, const char *key) {
   for (uint64_t i = 0; i < n; i++)
     if (p[i] > 1) {
-      BAD(c, (uint64_t)(p - c->base) + i, "key %s: a bool holds %d; only 0 and 1 are allowed", key,
+      BAD(c, (uint64_t)(p - c->base) + i, "%s: a bool holds %d; only 0 and 1 are allowed", key,
           p[i]);
       return false;
     }
@@ -136,19 +143,19 @@ static bool take_array(cursor *c, mr_gguf_kv *kv, const char *key, int depth) {
   uint64_t at = c->pos;
   uint32_t item;
   if (depth > MAX_DEPTH) {
-    BAD(c, at, "key %s: arrays are nested more than %d deep", key, MAX_DEPTH);
+    BAD(c, at, "%s: arrays are nested more than %d deep", key, MAX_DEPTH);
     return false;
   }
   if (!take_u32(c, &item, key) || !take_u64(c, &kv->count, key))
     return false;
   int width = mr_gguf_width((int)item);
   if (width == 0 && item != MR_GGUF_STRING && item != MR_GGUF_ARRAY) {
-    BAD(c, at, "key %s: array items have the unknown type %u", key, item);
+    BAD(c, at, "%s: array items have the unknown type %u", key, item);
     return false;
   }
   uint64_t least = width ? (uint64_t)width : item == MR_GGUF_STRING ? 8 : 12;
   if (kv->count > left(c) / least) {
-    BAD(c, at, "key %s says that it has %llu items; the file has only %llu bytes left", key,
+    BAD(c, at, "%s says that it has %llu items; the file has only %llu bytes left", key,
         LL(kv->count), LL(left(c)));
     return false;
   }
@@ -165,7 +172,7 @@ static bool take_kv(cursor *c, mr_gguf_kv *kv) {
   uint32_t type;
   if (!take_name(c, &kv->key, MAX_KEY, "a key's name"))
     return false;
-  mr_gguf_show(kv->key, key, sizeof key);
+  show_as("key ", kv->key, key);
   uint64_t at = c->pos;
   if (!take_u32(c, &type, key))
     return false;
@@ -183,22 +190,25 @@ static bool take_kv(cursor *c, mr_gguf_kv *kv) {
   }
   kv->bytes = (uint64_t)mr_gguf_width((int)type);
   if (kv->bytes == 0) {
-    BAD(c, at, "key %s has the unknown type %u", key, type);
+    BAD(c, at, "%s has the unknown type %u", key, type);
     return false;
   }
   kv->data = take(c, kv->bytes, key);
   return kv->data && (type != MR_GGUF_BOOL || check_bools(c, kv->data, 1, key));
 }
 
-/* One refusal for both tables of names: `i` as mr_gguf_index_build gave it. */
-static mr_code index_code(cursor *c, size_t i, size_t n, const mr_str *taken, const char *what) {
+/* Builds an index over n items that begin with their names, and refuses a name that is there twice.
+ */
+static mr_code make_index(mr_gguf_index *x, const void *items, size_t stride, size_t n,
+                          const char *what, const char *path, mr_err *err) {
   char name[SHOW];
+  size_t i = mr_gguf_index_build(x, items, stride, n);
   if (i == SIZE_MAX)
     return MR_OK;
   if (i == n)
-    return mr_err_at(c->err, MR_E_NOMEM, c->path, 0, -1, "no memory for an index of %zu names", n);
-  return mr_err_at(c->err, MR_E_DATA, c->path, 0, -1, "%s %s is there twice", what,
-                   mr_gguf_show(*taken, name, sizeof name));
+    return mr_err_at(err, MR_E_NOMEM, path, 0, -1, "no memory for an index of %zu names", n);
+  show_as(what, *(const mr_str *)((const char *)items + i * stride), name);
+  return mr_err_at(err, MR_E_DATA, path, 0, -1, "%s is there twice", name);
 }
 
 static mr_code take_set(cursor *c, mr_gguf_set *set, uint64_t n) {
@@ -209,8 +219,7 @@ static mr_code take_set(cursor *c, mr_gguf_set *set, uint64_t n) {
       return MR_E_DATA;
     set->n++;
   }
-  size_t twice = mr_gguf_index_build(&set->index, set->kv, sizeof *set->kv, set->n);
-  return index_code(c, twice, set->n, twice < set->n ? &set->kv[twice].key : NULL, "key");
+  return make_index(&set->index, set->kv, sizeof *set->kv, set->n, "key ", c->path, c->err);
 }
 
 /* Dimensions, type and size in bytes; nothing here overflows whatever the file says. */
@@ -220,7 +229,7 @@ static bool take_shape(cursor *c, mr_gguf_tensor *t, const char *name) {
   if (!take_u32(c, &n_dims, name))
     return false;
   if (n_dims < 1 || n_dims > 4) {
-    BAD(c, at, "tensor %s has %u dimensions; 1 to 4 are allowed", name, n_dims);
+    BAD(c, at, "%s has %u dimensions; 1 to 4 are allowed", name, n_dims);
     return false;
   }
   t->n_dims = (int)n_dims;
@@ -230,7 +239,7 @@ static bool take_shape(cursor *c, mr_gguf_tensor *t, const char *name) {
     if (i < t->n_dims && !take_u64(c, &d, name))
       return false;
     if (d == 0 || d > INT64_MAX || n > INT64_MAX / d) {
-      BAD(c, at, "tensor %s: dimension %d is %llu; %s", name, i, LL(d),
+      BAD(c, at, "%s: dimension %d is %llu; %s", name, i, LL(d),
           d ? "the product is too large" : "none may be 0");
       return false;
     }
@@ -242,13 +251,12 @@ static bool take_shape(cursor *c, mr_gguf_tensor *t, const char *name) {
     return false;
   int elements, bytes;
   if (dtype > INT32_MAX || !mr_gguf_block((int)dtype, &elements, &bytes)) {
-    BAD(c, at, "tensor %s has type %u, which is unknown or was removed from the format", name,
-        dtype);
+    BAD(c, at, "%s has type %u, which is unknown or was removed from the format", name, dtype);
     return false;
   }
   if (t->dims[0] % elements || n / (uint64_t)elements > INT64_MAX / (uint64_t)bytes) {
     BAD(c, at,
-        "tensor %s: a row of %lld values is not a whole number of blocks of %d (type %u), or it is "
+        "%s: a row of %lld values is not a whole number of blocks of %d (type %u), or it is "
         "too large",
         name, (long long)t->dims[0], elements, dtype);
     return false;
@@ -263,12 +271,12 @@ static bool take_tensor(cursor *c, mr_gguf_tensor *t, extent *e, uint64_t align)
   e->at = c->pos;
   if (!take_name(c, &t->name, MAX_NAME, "a tensor's name"))
     return false;
-  mr_gguf_show(t->name, name, sizeof name);
+  show_as("tensor ", t->name, name);
   if (!take_shape(c, t, name) || !take_u64(c, &e->offset, name))
     return false;
   e->bytes = t->bytes;
   if (e->offset % align) {
-    BAD(c, c->pos - 8, "tensor %s: offset %llu is not a multiple of the alignment %llu", name,
+    BAD(c, c->pos - 8, "%s: offset %llu is not a multiple of the alignment %llu", name,
         LL(e->offset), LL(align));
     return false;
   }
@@ -467,9 +475,9 @@ static mr_code open_split(mr_gguf *g, uint32_t count, mr_err *err) {
   mr_code rc = path ? MR_OK : mr_err_at(err, MR_E_NOMEM, first, 0, -1, "no memory");
   if (rc == MR_OK && !name_part(path, 1, count))
     rc = mr_err_at(err, MR_E_DATA, first, 0, -1,
-                   "the model is split into %u files, so this one must be named "
-                   "NAME-00001-of-%05u.gguf and the others lie beside it",
-                   count, count);
+                   "part 2 of %u of this split model is missing: the parts must be named "
+                   "NAME-00001-of-%05u.gguf, NAME-00002-of-%05u.gguf and so on, in one folder",
+                   count, count, count);
   for (uint32_t part = 2; part <= count && rc == MR_OK; part++) {
     name_part(path, part, count);
     rc = open_part(g, path, part, count, err);
@@ -495,10 +503,7 @@ static mr_code open_all(mr_gguf *g, const char *path, mr_err *err) {
     rc = open_split(g, count, err);
   if (rc)
     return rc;
-  cursor c = {.path = path, .err = err};
-  size_t twice = mr_gguf_index_build(&g->names, g->tensors, sizeof *g->tensors, g->n_tensors);
-  return index_code(&c, twice, g->n_tensors, twice < g->n_tensors ? &g->tensors[twice].name : NULL,
-                    "tensor");
+  return make_index(&g->names, g->tensors, sizeof *g->tensors, g->n_tensors, "tensor ", path, err);
 }
 
 mr_code mr_gguf_open(mr_gguf **out, const char *path, mr_err *err) {

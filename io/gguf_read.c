@@ -5,6 +5,7 @@
 
 #include "io/gguf.h"
 #include "io/gguf_file.h"
+#include "io/hash.h"
 #include "io/mem.h"
 #include "io/sys.h"
 
@@ -254,14 +255,12 @@ const char *mr_gguf_show(mr_str s, char *buf, size_t cap) {
 }
 
 mr_code mr_gguf_digest(const mr_gguf *g, char out[33], mr_err *err) {
-  XXH3_state_t *st = XXH3_createState();
-  if (!st)
+  mr_hasher *h = mr_hasher_new();
+  if (!h)
     return mr_err_set(err, MR_E_NOMEM, "no memory for a digest");
-  XXH3_128bits_reset(st);
   for (size_t i = 0; i < g->n_files; i++)
-    XXH3_128bits_update(st, g->files[i].base, (size_t)g->files[i].bytes);
-  XXH128_hash_t h = XXH3_128bits_digest(st);
-  XXH3_freeState(st);
-  snprintf(out, 33, "%016llx%016llx", (unsigned long long)h.high64, (unsigned long long)h.low64);
+    mr_hasher_add(h, g->files[i].base, (size_t)g->files[i].bytes);
+  mr_hasher_hex(h, out);
+  mr_hasher_free(h);
   return MR_OK;
 }
