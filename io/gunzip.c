@@ -9,9 +9,9 @@
 
 struct mr_gunzip {
   z_stream z;
-  bool inside;   /* a member has begun and not ended */
-  bool any;      /* a member has ended */
-  bool padding;  /* zero bytes after a member: nothing else may follow */
+  bool inside;  /* a member has begun and not ended */
+  bool any;     /* a member has ended */
+  bool padding; /* zero bytes after a member: nothing else may follow */
 };
 
 static voidpf z_take(voidpf opaque, uInt items, uInt size) {

@@ -45,8 +45,8 @@ json_t *mr_json_parse(const char *s, size_t len, bool *too_big, mr_err *err) {
     return NULL;
   }
   if ((at = too_deep(s, len)) >= 0) {
-    mr_err_at(err, MR_E_DATA, NULL, 0, at, "JSON nested deeper than %d levels at byte %" PRId64, MR_JSON_DEPTH,
-              at + 1);
+    mr_err_at(err, MR_E_DATA, NULL, 0, at, "JSON nested deeper than %d levels at byte %" PRId64,
+              MR_JSON_DEPTH, at + 1);
     return NULL;
   }
   json_error_t e;
@@ -60,7 +60,8 @@ json_t *mr_json_parse(const char *s, size_t len, bool *too_big, mr_err *err) {
   }
   if (too_big)
     *too_big = code == json_error_numeric_overflow;
-  mr_err_at(err, MR_E_DATA, NULL, e.line, e.position, "not valid JSON: %s at byte %d", e.text, e.position);
+  mr_err_at(err, MR_E_DATA, NULL, e.line, e.position, "not valid JSON: %s at byte %d", e.text,
+            e.position);
   return NULL;
 }
 

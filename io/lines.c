@@ -76,7 +76,8 @@ static bool give_kept(mr_lines *l, mr_line *out) {
 }
 
 /* One line that ends at `nl`, or the rest of the block when nl is NULL. *given: *out is set. */
-static mr_code take(mr_lines *l, const char *nl, bool whole, mr_line *out, bool *given, mr_err *err) {
+static mr_code take(mr_lines *l, const char *nl, bool whole, mr_line *out, bool *given,
+                    mr_err *err) {
   size_t len = (size_t)((nl ? nl : l->end) - l->at);
   const char *s = l->at;
   l->at = nl ? nl + 1 : l->end;

@@ -26,19 +26,19 @@ struct mr_source {
   const char *path;
   int fd; /* -1: none */
   bool own_fd;
-  mr_gunzip *gz;        /* NULL: the file's bytes are taken as they are */
-  const char *head;     /* bytes read to look at them and not handed on yet */
+  mr_gunzip *gz;    /* NULL: the file's bytes are taken as they are */
+  const char *head; /* bytes read to look at them and not handed on yet */
   size_t n_head;
-  struct archive *a;    /* NULL: plain text */
-  bool members;         /* a is a tar or zip, not one compressed text */
+  struct archive *a; /* NULL: plain text */
+  bool members;      /* a is a tar or zip, not one compressed text */
   size_t n_members, n_rows_members;
-  bool open;            /* a text is open for reading */
-  mr_err io;            /* what went wrong below libarchive */
+  bool open; /* a text is open for reading */
+  mr_err io; /* what went wrong below libarchive */
   mr_text name;
   uint64_t file_bytes;
-  char *raw;            /* RAW_BYTES from the file */
-  char *block;          /* BLOCK_BYTES out of gunzip */
-  char *text;           /* BLOCK_BYTES out of libarchive */
+  char *raw;   /* RAW_BYTES from the file */
+  char *block; /* BLOCK_BYTES out of gunzip */
+  char *text;  /* BLOCK_BYTES out of libarchive */
 };
 
 /* ------------------------------------------------------------------ the list of files */
@@ -255,9 +255,14 @@ static form form_of(const char *p, size_t n) {
     const char *magic;
     size_t len;
     form f;
-  } magics[] = {{"\x1f\x8b", 2, FORM_GZIP},        {"\x28\xb5\x2f\xfd", 4, FORM_FILTER},
-                {"\xfd" "7zXZ\0", 6, FORM_FILTER}, {"BZh", 3, FORM_FILTER},
-                {"PK\3\4", 4, FORM_ZIP},           {"PK\5\6", 4, FORM_ZIP}};
+  } magics[] = {{"\x1f\x8b", 2, FORM_GZIP},
+                {"\x28\xb5\x2f\xfd", 4, FORM_FILTER},
+                {"\xfd"
+                 "7zXZ\0",
+                 6, FORM_FILTER},
+                {"BZh", 3, FORM_FILTER},
+                {"PK\3\4", 4, FORM_ZIP},
+                {"PK\5\6", 4, FORM_ZIP}};
   for (size_t i = 0; i < sizeof magics / sizeof *magics; i++)
     if (n >= magics[i].len && !memcmp(p, magics[i].magic, magics[i].len))
       return magics[i].f;
@@ -331,9 +336,11 @@ static mr_code refuse(const mr_source *s, const char *member, const char *why, m
   return mr_err_at(err, MR_E_DATA, shown(s), 0, -1, "member \"%s\" is refused: %s", member, why);
 }
 
-static mr_code check_member(const mr_source *s, struct archive_entry *e, const char *path, mr_err *err) {
+static mr_code check_member(const mr_source *s, struct archive_entry *e, const char *path,
+                            mr_err *err) {
   if (!path)
-    return mr_err_at(err, MR_E_DATA, shown(s), 0, -1, "member %zu has no readable name", s->n_members);
+    return mr_err_at(err, MR_E_DATA, shown(s), 0, -1, "member %zu has no readable name",
+                     s->n_members);
   if (is_unsafe_path(path))
     return refuse(s, path, "its path leads out of the archive", err);
   if (archive_entry_hardlink(e))
@@ -356,14 +363,16 @@ static mr_code set_name(mr_source *s, const char *member, mr_err *err) {
     mr_text_addc(&s->name, ':');
     mr_text_adds(&s->name, member);
   }
-  return s->name.failed ? mr_err_set(err, MR_E_NOMEM, "out of memory for the name of an input") : MR_OK;
+  return s->name.failed ? mr_err_set(err, MR_E_NOMEM, "out of memory for the name of an input")
+                        : MR_OK;
 }
 
 /* A member of rows that is compressed itself is not unpacked a second time. */
 static mr_code check_rows_member(const mr_source *s, const char *path, mr_err *err) {
   bool packed;
   strip_packing(path, &packed);
-  return packed ? refuse(s, path, "it is compressed inside the archive; compress the archive instead", err)
+  return packed ? refuse(s, path,
+                         "it is compressed inside the archive; compress the archive instead", err)
                 : MR_OK;
 }
 
@@ -435,7 +444,8 @@ static mr_code unpack_gzip(mr_source *s, form *f, mr_err *err) {
     return rc;
   *f = form_of(s->head, s->n_head);
   if (*f == FORM_GZIP || *f == FORM_FILTER)
-    return mr_err_at(err, MR_E_DATA, shown(s), 0, -1, "is compressed twice; decompress it once first");
+    return mr_err_at(err, MR_E_DATA, shown(s), 0, -1,
+                     "is compressed twice; decompress it once first");
   return MR_OK;
 }
 

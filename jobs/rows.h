@@ -6,14 +6,8 @@
 #define MR_JOBS_ROWS_H
 
 #include "jobs/options.h"
+#include "jobs/params.h" /* mr_row_error */
 #include "jobs/plan.h"
-
-typedef struct mr_row_error { /* the OpenAI error object; texts owned */
-  char message[512];
-  char type[64];   /* "invalid_request_error", "batch_expired", "server_error" */
-  char param[128]; /* empty: null */
-  char code[64];   /* empty: null */
-} mr_row_error;
 
 typedef struct mr_row_source {
   const char *file;  /* name as the user knows it */
@@ -42,8 +36,5 @@ void mr_row_keep_free(mr_row_keep *keep);
 /* The id of a row (custom_id, id or row-<line>; NULL for a bad row without one) from its parsed record JSON: borrowed,
  * *len bytes (it may hold NUL). */
 const char *mr_row_id(const json_t *record, size_t *len);
-
-/* True if `name` is a body parameter that rows may have (what --defaults accepts too). */
-bool mr_row_is_param(const char *name);
 
 #endif

@@ -1,0 +1,784 @@
+#include "jobs/options.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "io/json.h"
+#include "io/mem.h"
+#include "io/source.h"
+#include "io/sys.h"
+#include "jobs/params.h"
+
+#define JOB_FILE_MAX (64u << 20)
+
+typedef enum kind {
+  K_TEXT,     /* char *, owned */
+  K_INT,      /* int, from min to INT_MAX */
+  K_SIZE,     /* uint64_t bytes */
+  K_DURATION, /* double seconds */
+  K_CLOCK,    /* int minutes of the day */
+  K_FLAG,     /* bool */
+  K_CHOICE,   /* an int-sized enum: index into choices */
+  K_CHOICE01, /* bool: the second of two choices */
+  K_TOLERATE,
+  K_DEFAULTS, /* a JSON object, in place or in a file */
+  K_PARAM     /* a body parameter for rows that are silent */
+} kind;
+
+typedef struct option {
+  const char *name; /* long, and in JOB.json */
+  char letter;      /* or 0 */
+  kind kind;
+  size_t at; /* in mr_job */
+  int min;
+  const char *arg; /* for the help page; choices as "a|b" */
+  unsigned commands;
+  const char *help;
+} option;
+
+#define AT(field) offsetof(mr_job, field)
+#define RUN (1u << MR_CMD_RUN | 1u << MR_CMD_PLAN)
+#define JSON (1u << MR_CMD_PLAN | 1u << MR_CMD_STATUS | 1u << MR_CMD_CHECK)
+
+static const option options[] = {
+    {"model", 'm', K_TEXT, AT(model), 0, "FILE", RUN, "the model (GGUF)"},
+    {"output", 'o', K_TEXT, AT(output), 0, "OUT", RUN,
+     "results: OUT.jsonl.zst (or .jsonl, .jsonl.gz), or - for standard output"},
+    {"defaults", 0, K_DEFAULTS, 0, 0, "FILE|JSON", RUN,
+     "body parameters for rows that do not set them"},
+    {"max-tokens", 0, K_PARAM, 0, 0, "N", RUN,
+     "default of max_tokens (else what the context leaves)"},
+    {"temperature", 0, K_PARAM, 0, 0, "X", RUN, "default of temperature (else 1)"},
+    {"top-p", 0, K_PARAM, 0, 0, "X", RUN, "default of top_p (else 1)"},
+    {"top-k", 0, K_PARAM, 0, 0, "N", RUN, "default of top_k (else all tokens)"},
+    {"min-p", 0, K_PARAM, 0, 0, "X", RUN, "default of min_p (else 0)"},
+    {"seed", 0, K_PARAM, 0, 0, "N", RUN, "default of seed"},
+    {"stop", 0, K_PARAM, 0, 0, "TEXT", RUN, "default of stop; may be given again"},
+    {"long-prompt", 0, K_CHOICE, AT(long_prompt), 0, "error|truncate-left", RUN,
+     "what to do with a prompt that is longer than the context"},
+    {"duplicates", 0, K_CHOICE, AT(duplicates), 0, "error-row|refuse", RUN,
+     "a repeated id: an error row, or no run at all"},
+    {"max-line", 0, K_SIZE, AT(max_line), 0, "SIZE", RUN, "longest input line (16MiB)"},
+    {"keep-prompt", 0, K_FLAG, AT(keep_prompt), 0, NULL, RUN,
+     "plain rows come back with their prompt"},
+    {"order", 0, K_CHOICE01, AT(completion_order), 0, "input|completion", RUN,
+     "order of the results"},
+    {"tolerate", 0, K_TOLERATE, 0, 0, "N|P%", RUN, "exit 0 although so many rows failed"},
+    {"until", 0, K_CLOCK, AT(until_min), 0, "HH:MM", RUN,
+     "stop at this time of day, to be resumed"},
+    {"time-limit", 0, K_DURATION, AT(time_limit_s), 0, "D", RUN,
+     "stop after this time (90s, 15m, 8h)"},
+    {"expire", 0, K_FLAG, AT(expire), 0, NULL, RUN,
+     "at the deadline write the rows left as batch_expired and finish"},
+    {"compute", 0, K_CHOICE, AT(compute), 0, "fast|exact", RUN,
+     "fast may quantize activations; exact is float32 throughout"},
+    {"device", 0, K_TEXT, AT(device), 0, "NAME", RUN, "auto, cpu"},
+    {"threads", 0, K_INT, AT(threads), 1, "N", RUN, "threads (all CPUs that the process may use)"},
+    {"pin", 0, K_FLAG, AT(pin), 0, NULL, RUN, "bind each thread to a CPU"},
+    {"max-batch", 0, K_INT, AT(max_batch), 1, "N", RUN, "rows in flight at most (chosen)"},
+    {"max-step-tokens", 0, K_INT, AT(max_step_tokens), 1, "N", RUN,
+     "tokens a step at most (chosen)"},
+    {"context", 0, K_INT, AT(context), 1, "N", RUN, "caps the model's context, in tokens"},
+    {"kv-memory", 0, K_SIZE, AT(kv_memory), 0, "SIZE", RUN, "memory for keys and values (chosen)"},
+    {"kv-type", 0, K_CHOICE, AT(kv_type), 0, "f32|f16", RUN,
+     "type of keys and values (f16, and f32 with --compute exact)"},
+    {"level", 0, K_INT, AT(zstd_level), 1, "N", RUN, "compression level of the results (3)"},
+    {"progress", 0, K_CHOICE, AT(progress), 0, "auto|none|line|bar|json", RUN,
+     "progress on standard error"},
+    {"metrics-file", 0, K_TEXT, AT(metrics_file), 0, "PATH", RUN,
+     "write Prometheus metrics to this file"},
+    {"json", 0, K_FLAG, AT(json), 0, NULL, JSON, "print JSON"},
+    {"help", 'h', K_FLAG, AT(help), 0, NULL, ~0u, "print this page"},
+};
+#define N_OPTIONS (sizeof options / sizeof *options)
+
+void mr_job_init(mr_job *j) {
+  *j = (mr_job){.kv_type = -1, .until_min = -1, .max_line = 16u << 20, .zstd_level = 3};
+}
+
+static void free_inputs(mr_job *j) {
+  for (int i = 0; i < j->n_inputs; i++)
+    mr_mem_free(j->inputs[i]);
+  mr_mem_free(j->inputs);
+  j->inputs = NULL;
+  j->n_inputs = 0;
+}
+
+void mr_job_free(mr_job *j) {
+  free_inputs(j);
+  mr_mem_free(j->job_file);
+  mr_mem_free(j->model);
+  mr_mem_free(j->output);
+  mr_mem_free(j->base);
+  mr_mem_free(j->device);
+  mr_mem_free(j->metrics_file);
+  json_decref(j->defaults);
+  mr_job_init(j);
+}
+
+/* ------------------------------------------------------------------ setting one option */
+
+/* Where a value came from: the code of its errors, and how its option is written. */
+typedef struct origin {
+  mr_code code;
+  const char *prefix; /* "--" or "" */
+  const char *file;   /* JOB.json, or NULL */
+} origin;
+
+static mr_code no_memory(mr_err *err) {
+  return mr_err_set(err, MR_E_NOMEM, "out of memory for the options");
+}
+
+static mr_code set_text(char **at, const char *s, mr_err *err) {
+  char *copy = mr_mem_copy(s, strlen(s));
+  if (!copy)
+    return no_memory(err);
+  mr_mem_free(*at);
+  *at = copy;
+  return MR_OK;
+}
+
+static bool read_choice(const char *choices, const char *s, int *value) {
+  size_t len = strlen(s);
+  for (int i = 0;; i++) {
+    size_t n = strcspn(choices, "|");
+    if (n == len && !memcmp(choices, s, n)) {
+      *value = i;
+      return true;
+    }
+    if (!choices[n])
+      return false;
+    choices += n + 1;
+  }
+}
+
+static bool read_int(const char *s, int min, int *value) {
+  int64_t v;
+  if (!mr_parse_int(s, &v) || v < min || v > INT_MAX)
+    return false;
+  *value = (int)v;
+  return true;
+}
+
+static bool read_tolerate(mr_job *j, const char *s) {
+  char number[64];
+  size_t n = strlen(s);
+  if (!n || n >= sizeof number)
+    return false;
+  memcpy(number, s, n + 1);
+  bool percent = number[n - 1] == '%';
+  if (percent)
+    number[n - 1] = '\0';
+  double v;
+  if (!mr_parse_real(number, &v) || v < 0 || (percent && v > 100))
+    return false;
+  j->tolerate = percent ? v / 100 : v;
+  j->tolerate_percent = percent;
+  return true;
+}
+
+static const char *wanted(const option *o) {
+  switch (o->kind) {
+  case K_INT:
+    return "a whole number from 1";
+  case K_SIZE:
+    return "a size such as 512MiB or 2GiB";
+  case K_DURATION:
+    return "a time such as 90s, 15m or 8h";
+  case K_CLOCK:
+    return "a time of day HH:MM";
+  case K_TOLERATE:
+    return "a number of rows, or a share such as 5%";
+  default:
+    return o->arg ? o->arg : "true or false";
+  }
+}
+
+/* The scalar kinds, from their text. False: not one. */
+static bool set_scalar(mr_job *j, const option *o, const char *s) {
+  char *at = (char *)j + o->at;
+  int choice = 0;
+  switch (o->kind) {
+  case K_INT:
+    return read_int(s, o->min, (int *)(void *)at);
+  case K_SIZE:
+    return mr_parse_size(s, (uint64_t *)(void *)at) && *(uint64_t *)(void *)at > 0;
+  case K_DURATION:
+    return mr_parse_duration(s, (double *)(void *)at) && *(double *)(void *)at > 0;
+  case K_CLOCK:
+    return mr_parse_clock(s, (int *)(void *)at);
+  case K_CHOICE:
+    return read_choice(o->arg, s, (int *)(void *)at);
+  case K_CHOICE01:
+    if (!read_choice(o->arg, s, &choice))
+      return false;
+    *(bool *)(void *)at = choice == 1;
+    return true;
+  case K_TOLERATE:
+    return read_tolerate(j, s);
+  default:
+    return false;
+  }
+}
+
+static mr_code set_from_text(mr_job *j, const option *o, const char *s, const origin *from,
+                             mr_err *err) {
+  if (o->kind == K_TEXT)
+    return *s ? set_text((char **)(void *)((char *)j + o->at), s, err)
+              : mr_err_at(err, from->code, from->file, 0, -1, "%s%s is empty", from->prefix,
+                          o->name);
+  if (set_scalar(j, o, s))
+    return MR_OK;
+  return mr_err_at(err, from->code, from->file, 0, -1, "%s%s %s: it must be %s", from->prefix,
+                   o->name, s, wanted(o));
+}
+
+/* ------------------------------------------------------------------ defaults of rows */
+
+static mr_code need_defaults(mr_job *j, mr_err *err) {
+  if (!j->defaults)
+    j->defaults = json_object();
+  return j->defaults ? MR_OK : no_memory(err);
+}
+
+static mr_code check_defaults(const mr_job *j, const origin *from, mr_err *err) {
+  mr_row_error why = {0};
+  if (mr_params_check_defaults(j->defaults, &why))
+    return MR_OK;
+  return mr_err_at(err, from->code, from->file, 0, -1, "defaults: %s", why.message);
+}
+
+static mr_code set_defaults(mr_job *j, const json_t *object, const origin *from, mr_err *err) {
+  if (!json_is_object(object))
+    return mr_err_at(err, from->code, from->file, 0, -1,
+                     "%sdefaults must be a JSON object of body parameters", from->prefix);
+  mr_code rc = need_defaults(j, err);
+  if (rc == MR_OK && json_object_update(j->defaults, (json_t *)(uintptr_t)object))
+    rc = no_memory(err);
+  return rc == MR_OK ? check_defaults(j, from, err) : rc;
+}
+
+static mr_code set_defaults_text(mr_job *j, const char *s, const origin *from, mr_err *err) {
+  mr_err why = MR_ERR_INIT;
+  json_t *v =
+      *s == '{' ? mr_json_parse(s, strlen(s), NULL, &why) : mr_json_read(s, JOB_FILE_MAX, &why);
+  if (!v)
+    return mr_err_at(err, why.code == MR_E_DATA ? from->code : why.code,
+                     why.file[0] ? why.file : NULL, why.line, why.offset, "%sdefaults: %s",
+                     from->prefix, why.text);
+  mr_code rc = set_defaults(j, v, from, err);
+  json_decref(v);
+  return rc;
+}
+
+/* Takes v. A body parameter's name is the option's with _ for -. */
+static mr_code set_param(mr_job *j, const option *o, json_t *v, const origin *from, mr_err *err) {
+  char name[32];
+  size_t n = strlen(o->name);
+  memcpy(name, o->name, n + 1);
+  for (char *p = name; *p; p++)
+    if (*p == '-')
+      *p = '_';
+  mr_code rc = v ? need_defaults(j, err) : no_memory(err);
+  if (rc != MR_OK || json_object_set(j->defaults, name, v))
+    rc = no_memory(err);
+  json_decref(v);
+  return rc == MR_OK ? check_defaults(j, from, err) : rc;
+}
+
+/* A parameter from the command line: a number where the text is one; --stop gathers texts. */
+static mr_code set_param_text(mr_job *j, const option *o, const char *s, bool *stop_given,
+                              const origin *from, mr_err *err) {
+  if (!strcmp(o->name, "stop")) {
+    json_t *list =
+        *stop_given && j->defaults ? json_incref(json_object_get(j->defaults, "stop")) : NULL;
+    if (!list)
+      list = json_array();
+    if (list && json_array_append_new(list, json_string(s)))
+      return mr_err_at(err, from->code, from->file, 0, -1, "--stop: the text is not valid UTF-8");
+    *stop_given = true;
+    return set_param(j, o, list, from, err);
+  }
+  int64_t whole;
+  double real;
+  json_t *v = mr_parse_int(s, &whole)   ? json_integer(whole)
+              : mr_parse_real(s, &real) ? json_real(real)
+                                        : json_string(s);
+  return set_param(j, o, v, from, err);
+}
+
+/* ------------------------------------------------------------------ JOB.json */
+
+static const option *find(const char *name, mr_command cmd) {
+  for (size_t i = 0; i < N_OPTIONS; i++)
+    if (!strcmp(options[i].name, name) && options[i].commands & 1u << cmd)
+      return &options[i];
+  return NULL;
+}
+
+/* The nearest known name, for a message: "; did you mean X?" or nothing. */
+static const char *suggest(const char *word, mr_command cmd, const char *prefix, char *buf,
+                           size_t cap) {
+  const char *names[N_OPTIONS + 1];
+  size_t n = 0;
+  for (size_t i = 0; i < N_OPTIONS; i++)
+    if (options[i].commands & 1u << cmd)
+      names[n++] = options[i].name;
+  if (!*prefix)
+    names[n++] = "inputs";
+  const char *near = mr_nearest(word, names, n);
+  buf[0] = '\0';
+  if (near)
+    snprintf(buf, cap, "; did you mean %s%s?", prefix, near);
+  return buf;
+}
+
+static mr_code add_input(mr_job *j, const char *s, mr_err *err) {
+  char **grown = mr_mem_resize(j->inputs, (size_t)j->n_inputs + 1, sizeof *grown);
+  if (!grown)
+    return no_memory(err);
+  j->inputs = grown;
+  char *copy = mr_mem_copy(s, strlen(s));
+  if (!copy)
+    return no_memory(err);
+  j->inputs[j->n_inputs++] = copy;
+  return MR_OK;
+}
+
+static mr_code file_inputs(mr_job *j, const json_t *v, const origin *from, mr_err *err) {
+  if (json_is_string(v))
+    return add_input(j, json_string_value(v), err);
+  for (size_t i = 0; i < json_array_size(v); i++) {
+    const json_t *item = json_array_get(v, i);
+    if (!json_is_string(item))
+      return mr_err_at(err, from->code, from->file, 0, -1, "inputs[%zu] is not a string", i);
+    mr_code rc = add_input(j, json_string_value(item), err);
+    if (rc != MR_OK)
+      return rc;
+  }
+  if (json_array_size(v))
+    return MR_OK;
+  return mr_err_at(err, from->code, from->file, 0, -1,
+                   "inputs must be a string or a list of strings");
+}
+
+static mr_code file_value(mr_job *j, const option *o, const json_t *v, const origin *from,
+                          mr_err *err) {
+  if (o->kind == K_DEFAULTS)
+    return json_is_string(v) ? set_defaults_text(j, json_string_value(v), from, err)
+                             : set_defaults(j, v, from, err);
+  if (o->kind == K_PARAM)
+    return set_param(j, o, json_incref((json_t *)(uintptr_t)v), from, err);
+  if (o->kind == K_FLAG && json_is_boolean(v)) {
+    *(bool *)(void *)((char *)j + o->at) = json_is_true(v);
+    return MR_OK;
+  }
+  if (o->kind != K_FLAG && json_is_string(v))
+    return set_from_text(j, o, json_string_value(v), from, err);
+  mr_text t = {0};
+  mr_json_add(&t, v);
+  mr_code rc = t.failed ? no_memory(err) : MR_OK;
+  if (rc == MR_OK && o->kind != K_FLAG && o->kind != K_TEXT && json_is_number(v))
+    rc = set_from_text(j, o, t.data, from, err);
+  else if (rc == MR_OK)
+    rc = mr_err_at(err, from->code, from->file, 0, -1, "%s is %.200s; it must be %s", o->name,
+                   t.data, wanted(o));
+  mr_text_free(&t);
+  return rc;
+}
+
+/* Members of an object; names of nested ones join with a dash. */
+static mr_code file_object(mr_job *j, mr_command cmd, json_t *object, const char *prefix,
+                           const origin *from, mr_err *err) {
+  const char *key;
+  json_t *v;
+  json_object_foreach(object, key, v) {
+    char name[128], near[160];
+    if (snprintf(name, sizeof name, "%s%s%s", prefix, *prefix ? "-" : "", key) >= (int)sizeof name)
+      return mr_err_at(err, from->code, from->file, 0, -1, "unknown key %.60s...", name);
+    const option *o = find(name, cmd);
+    if (o && o->kind == K_FLAG && o->letter == 'h')
+      o = NULL;
+    mr_code rc;
+    if (o)
+      rc = file_value(j, o, v, from, err);
+    else if (!strcmp(name, "inputs"))
+      rc = file_inputs(j, v, from, err);
+    else if (json_is_object(v) && strlen(name) < 64)
+      rc = file_object(j, cmd, v, name, from, err);
+    else
+      rc = mr_err_at(err, from->code, from->file, 0, -1, "unknown key %s%s", name,
+                     suggest(name, cmd, "", near, sizeof near));
+    if (rc != MR_OK)
+      return rc;
+  }
+  return MR_OK;
+}
+
+static mr_code read_job_file(mr_job *j, mr_command cmd, mr_err *err) {
+  const origin from = {MR_E_CONFIG, "", j->job_file};
+  mr_err why = MR_ERR_INIT;
+  json_t *v = mr_json_read(j->job_file, JOB_FILE_MAX, &why);
+  if (!v)
+    return mr_err_at(err, why.code == MR_E_DATA ? MR_E_CONFIG : why.code, j->job_file, why.line,
+                     why.offset, "%s", why.text);
+  mr_code rc = json_is_object(v)
+                   ? file_object(j, cmd, v, "", &from, err)
+                   : mr_err_at(err, MR_E_CONFIG, j->job_file, 0, -1, "is not a JSON object");
+  json_decref(v);
+  return rc;
+}
+
+/* ------------------------------------------------------------------ the command line */
+
+typedef struct args {
+  int argc;
+  char **argv;
+  int at;          /* the next argument */
+  bool only_words; /* after -- */
+} args;
+
+/* One option taken apart: its entry and its value (NULL for flags). */
+static mr_code take_option(args *a, mr_command cmd, const char *arg, const option **o,
+                           const char **value, mr_err *err) {
+  const char *equals = NULL;
+  char name[128], near[160];
+  *o = NULL;
+  if (arg[1] == '-') {
+    equals = strchr(arg, '=');
+    size_t n = equals ? (size_t)(equals - arg) - 2 : strlen(arg) - 2;
+    if (n < sizeof name) {
+      memcpy(name, arg + 2, n);
+      name[n] = '\0';
+      *o = find(name, cmd);
+    }
+  } else {
+    for (size_t i = 0; i < N_OPTIONS && !*o; i++)
+      if (options[i].letter && options[i].letter == arg[1] && options[i].commands & 1u << cmd)
+        *o = &options[i];
+    if (*o && arg[2])
+      equals = arg + 1; /* -mFILE */
+  }
+  if (!*o)
+    return mr_err_set(err, MR_E_USAGE, "unknown option %.100s%s (-h prints the known ones)", arg,
+                      arg[1] == '-' ? suggest(arg + 2, cmd, "--", near, sizeof near) : "");
+  *value = equals ? equals + 1 : NULL;
+  if ((*o)->kind == K_FLAG)
+    return equals ? mr_err_set(err, MR_E_USAGE, "--%s takes no value", (*o)->name) : MR_OK;
+  if (!equals && a->at == a->argc)
+    return mr_err_set(err, MR_E_USAGE, "--%s needs a value: %s", (*o)->name, (*o)->arg);
+  if (!equals)
+    *value = a->argv[a->at++];
+  return MR_OK;
+}
+
+/* The next argument: a word (*o NULL, *value) or an option. *done: none is left. */
+static mr_code next_arg(args *a, mr_command cmd, const option **o, const char **value, bool *done,
+                        mr_err *err) {
+  *o = NULL;
+  *done = a->at >= a->argc;
+  if (*done)
+    return MR_OK;
+  const char *arg = a->argv[a->at++];
+  if (!a->only_words && !strcmp(arg, "--")) {
+    a->only_words = true;
+    return next_arg(a, cmd, o, value, done, err);
+  }
+  if (a->only_words || arg[0] != '-' || !arg[1]) {
+    *value = arg;
+    return MR_OK;
+  }
+  return take_option(a, cmd, arg, o, value, err);
+}
+
+static bool is_job_file(const char *s) {
+  size_t n = strlen(s);
+  return n > 5 && !strcmp(s + n - 5, ".json");
+}
+
+/* First pass: help, and the job file, which lies below the options of the command line. */
+static mr_code find_job_file(mr_job *j, mr_command cmd, int argc, char **argv, mr_err *err) {
+  args a = {argc, argv, 1, false};
+  bool first = true;
+  for (;;) {
+    const option *o;
+    const char *value;
+    bool done;
+    mr_code rc = next_arg(&a, cmd, &o, &value, &done, err);
+    if (rc != MR_OK || done)
+      return rc;
+    if (o && o->letter == 'h') {
+      j->help = true;
+      return MR_OK;
+    }
+    if (!o && first && is_job_file(value) && (rc = set_text(&j->job_file, value, err)) != MR_OK)
+      return rc;
+    first = first && o;
+  }
+}
+
+static mr_code set_from_args(mr_job *j, mr_command cmd, int argc, char **argv, mr_err *err) {
+  const origin from = {MR_E_USAGE, "--", NULL};
+  args a = {argc, argv, 1, false};
+  bool job_file = j->job_file != NULL, inputs = false, stop_given = false;
+  for (;;) {
+    const option *o;
+    const char *value;
+    bool done;
+    mr_code rc = next_arg(&a, cmd, &o, &value, &done, err);
+    if (rc != MR_OK || done)
+      return rc;
+    if (!o && job_file) {
+      job_file = false; /* its own word */
+      continue;
+    }
+    if (!o) {
+      if (!inputs)
+        free_inputs(j); /* those of JOB.json give way */
+      inputs = true;
+      rc = add_input(j, value, err);
+    } else if (o->kind == K_FLAG) {
+      *(bool *)(void *)((char *)j + o->at) = true;
+    } else if (o->kind == K_DEFAULTS) {
+      rc = set_defaults_text(j, value, &from, err);
+    } else if (o->kind == K_PARAM) {
+      rc = set_param_text(j, o, value, &stop_given, &from, err);
+    } else {
+      rc = set_from_text(j, o, value, &from, err);
+    }
+    if (rc != MR_OK)
+      return rc;
+  }
+}
+
+/* ------------------------------------------------------------------ the output's name */
+
+static mr_code set_base(mr_job *j, size_t stem, mr_output_format f, mr_err *err) {
+  char *base = mr_mem_copy(j->output, stem);
+  if (!base)
+    return no_memory(err);
+  mr_mem_free(j->base);
+  j->base = base;
+  j->format = f;
+  return MR_OK;
+}
+
+/* Splits the output into OUT and its format. A name without any of the endings is OUT itself, and gets .jsonl.zst. */
+static mr_code name_output(mr_job *j, mr_err *err) {
+  static const struct {
+    const char *end;
+    mr_output_format f;
+  } ends[] = {{".jsonl.zst", MR_OUT_ZST}, {".jsonl.gz", MR_OUT_GZ}, {".jsonl", MR_OUT_PLAIN}};
+  static const char *const others[] = {".json", ".zst", ".gz",  ".xz",
+                                       ".bz2",  ".csv", ".txt", ".parquet"};
+  if (!strcmp(j->output, "-")) {
+    j->format = MR_OUT_STDOUT;
+    return MR_OK;
+  }
+  size_t n = strlen(j->output);
+  for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+    size_t m = strlen(ends[i].end);
+    if (n > m && !strcmp(j->output + n - m, ends[i].end) && j->output[n - m - 1] != '/')
+      return set_base(j, n - m, ends[i].f, err);
+  }
+  for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+    size_t m = strlen(others[i]);
+    if (n > m && !strcmp(j->output + n - m, others[i]))
+      return mr_err_set(err, MR_E_USAGE,
+                        "output %s: the name must end in .jsonl.zst, .jsonl.gz or .jsonl",
+                        j->output);
+  }
+  if (j->output[n - 1] == '/')
+    return mr_err_set(err, MR_E_USAGE, "output %s: this is a directory; name a file in it",
+                      j->output);
+  mr_code rc = set_base(j, n, MR_OUT_ZST, err);
+  mr_text t = {0};
+  mr_text_addf(&t, "%s.jsonl.zst", j->output);
+  if (rc == MR_OK)
+    rc = t.failed ? no_memory(err) : set_text(&j->output, t.data, err);
+  mr_text_free(&t);
+  return rc;
+}
+
+/* status and check: the one word is the output. */
+static mr_code word_is_output(mr_job *j, mr_err *err) {
+  if (j->n_inputs != 1)
+    return mr_err_set(err, MR_E_USAGE, "give one argument: the output (OUT.jsonl.zst, or OUT)");
+  mr_code rc = set_text(&j->output, j->inputs[0], err);
+  free_inputs(j);
+  return rc;
+}
+
+static mr_code check_whole(mr_job *j, mr_command cmd, mr_err *err) {
+  mr_code rc = MR_OK;
+  if (cmd == MR_CMD_STATUS || cmd == MR_CMD_CHECK) {
+    rc = word_is_output(j, err);
+  } else if (!j->model) {
+    rc = mr_err_set(err, MR_E_USAGE, "no model: give one with -m FILE");
+  } else if (!j->n_inputs) {
+    rc = mr_err_set(err, MR_E_USAGE, "no input: name files, directories, or - for standard input");
+  } else if (cmd == MR_CMD_RUN && !j->output) {
+    rc = mr_err_set(err, MR_E_USAGE, "no output: give one with -o OUT.jsonl.zst");
+  }
+  if (rc == MR_OK && j->output)
+    rc = name_output(j, err);
+  if (rc == MR_OK && j->zstd_level > 19)
+    rc = mr_err_set(err, MR_E_USAGE, "--level %d: the highest level is 19", j->zstd_level);
+  return rc;
+}
+
+mr_code mr_job_parse(mr_job *j, mr_command cmd, int argc, char **argv, mr_err *err) {
+  bool job = cmd == MR_CMD_RUN || cmd == MR_CMD_PLAN;
+  mr_code rc = find_job_file(j, cmd, argc, argv, err);
+  if (rc != MR_OK || j->help)
+    return rc;
+  if (!job) {
+    mr_mem_free(j->job_file); /* only a job has one: here the word is the output */
+    j->job_file = NULL;
+  }
+  if (j->job_file && (rc = read_job_file(j, cmd, err)) != MR_OK)
+    return rc;
+  if ((rc = set_from_args(j, cmd, argc, argv, err)) != MR_OK)
+    return rc;
+  if (!j->device && (rc = set_text(&j->device, "auto", err)) != MR_OK)
+    return rc;
+  return check_whole(j, cmd, err);
+}
+
+/* ------------------------------------------------------------------ what is made of them */
+
+void mr_job_engine_opts(const mr_job *j, mr_engine_opts *o) {
+  *o = (mr_engine_opts){.model_path = j->model,
+                        .device = j->device,
+                        .compute = j->compute,
+                        .threads = j->threads,
+                        .pin = j->pin,
+                        .max_batch = j->max_batch,
+                        .max_step_tokens = j->max_step_tokens,
+                        .kv_memory = j->kv_memory,
+                        .kv_type = j->kv_type,
+                        .context = j->context};
+}
+
+json_t *mr_job_result_options(const mr_job *j) {
+  static const char *const kv[] = {"f32", "f16"};
+  json_t *o = json_object();
+  if (!o)
+    return NULL;
+  int bad = json_object_set_new(o, "compute",
+                                json_string(j->compute == MR_COMPUTE_EXACT ? "exact" : "fast"));
+  bad |= json_object_set_new(o, "context", json_integer(j->context));
+  bad |=
+      json_object_set_new(o, "defaults", j->defaults ? json_deep_copy(j->defaults) : json_object());
+  bad |= json_object_set_new(o, "duplicates",
+                             json_string(j->duplicates == MR_DUP_REFUSE ? "refuse" : "error-row"));
+  bad |= json_object_set_new(o, "keep-prompt", json_boolean(j->keep_prompt));
+  bad |= json_object_set_new(o, "kv-type", json_string(j->kv_type < 0 ? "auto" : kv[j->kv_type]));
+  bad |= json_object_set_new(
+      o, "long-prompt",
+      json_string(j->long_prompt == MR_LONG_TRUNCATE_LEFT ? "truncate-left" : "error"));
+  bad |= json_object_set_new(o, "max-line", json_integer((json_int_t)j->max_line));
+  if (!bad)
+    return o;
+  json_decref(o);
+  return NULL;
+}
+
+static bool same_file(const char *a, const char *b) {
+  struct stat x, y;
+  return mr_sys_now->stat(a, &x) == 0 && mr_sys_now->stat(b, &y) == 0 && x.st_dev == y.st_dev &&
+         x.st_ino == y.st_ino && (S_ISREG(x.st_mode) || S_ISDIR(x.st_mode));
+}
+
+static mr_code check_against(const mr_job *j, const mr_source *s, const char *path, mr_err *err) {
+  for (size_t i = 0; i < mr_source_n_paths(s); i++)
+    if (same_file(path, mr_source_path(s, i)))
+      return mr_err_set(err, MR_E_USAGE, "the output %s is the input %s; name another output", path,
+                        mr_source_path(s, i));
+  mr_text dir = {0};
+  const char *slash = strrchr(j->output, '/');
+  mr_text_add(&dir, slash ? j->output : "./", slash ? (size_t)(slash - j->output) + 1 : 2);
+  mr_code rc = dir.failed ? no_memory(err) : MR_OK;
+  for (int i = 0; i < j->n_inputs && rc == MR_OK; i++)
+    if (same_file(dir.data, j->inputs[i]))
+      rc = mr_err_set(
+          err, MR_E_USAGE,
+          "the output %s lies in the input directory %s, and would be read as an input next time",
+          j->output, j->inputs[i]);
+  mr_text_free(&dir);
+  return rc;
+}
+
+mr_code mr_job_check_output(const mr_job *j, mr_err *err) {
+  static const char *const ends[] = {".errors.jsonl.zst", ".errors.jsonl.gz", ".errors.jsonl",
+                                     ".report.json", ".manifest.json"};
+  if (!j->base)
+    return MR_OK;
+  mr_source *s;
+  mr_code rc = mr_source_open(&s, (const char *const *)j->inputs, j->n_inputs, err);
+  if (rc != MR_OK)
+    return rc;
+  rc = check_against(j, s, j->output, err);
+  for (size_t i = 0; i < sizeof ends / sizeof *ends && rc == MR_OK; i++) {
+    mr_text t = {0};
+    mr_text_addf(&t, "%s%s", j->base, ends[i]);
+    rc = t.failed ? no_memory(err) : check_against(j, s, t.data, err);
+    mr_text_free(&t);
+  }
+  mr_source_close(s);
+  return rc;
+}
+
+/* ------------------------------------------------------------------ the help page */
+
+static const char *usage_of(mr_command cmd) {
+  switch (cmd) {
+  case MR_CMD_RUN:
+    return "usage: millrace run [JOB.json] [INPUT...] -m MODEL -o OUT [options]\n\n"
+           "Runs a job. The same command again resumes it, or says that nothing is left to do.\n";
+  case MR_CMD_PLAN:
+    return "usage: millrace plan [JOB.json] [INPUT...] -m MODEL [options]\n\n"
+           "Checks every row and estimates the run, without running it.\n";
+  case MR_CMD_STATUS:
+    return "usage: millrace status OUT [--json]\n\n"
+           "Prints the progress of a running, stopped or finished job.\n";
+  default:
+    return "usage: millrace check OUT\n\n"
+           "Checks a finished output: frames, digests, one line for each input row.\n";
+  }
+}
+
+static void help_line(const option *o) {
+  char left[80];
+  int n = o->letter ? snprintf(left, sizeof left, "-%c, --%s", o->letter, o->name)
+                    : snprintf(left, sizeof left, "    --%s", o->name);
+  if (o->arg && n > 0 && n < (int)sizeof left)
+    snprintf(left + n, sizeof left - (size_t)n, " %s", o->arg);
+  if (strlen(left) > 28)
+    printf("  %s\n  %-28s %s\n", left, "", o->help);
+  else
+    printf("  %-28s %s\n", left, o->help);
+}
+
+void mr_job_help(mr_command cmd) {
+  printf("%s\n", usage_of(cmd));
+  if (cmd == MR_CMD_RUN || cmd == MR_CMD_PLAN)
+    printf("INPUT is a JSONL file (plain, zstd, gzip, xz, bzip2), a tar or zip of them, a glob, a "
+           "directory,\n"
+           "or - for standard input. A first argument that ends in .json is a job file: an object "
+           "with the\n"
+           "options below by the same names, and \"inputs\".\n\n");
+  printf("options:\n");
+  for (size_t i = 0; i < N_OPTIONS; i++)
+    if (options[i].commands & 1u << cmd)
+      help_line(&options[i]);
+  if (cmd == MR_CMD_RUN)
+    printf("\nexit status: 0 every row done; 1 some rows failed; 64 usage; 65 input unusable; 66 "
+           "no such input;\n"
+           "69 device or model unusable; 73 cannot create output; 74 I/O error; 75 stopped, "
+           "resumable;\n"
+           "78 bad job file.\n");
+}
