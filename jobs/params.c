@@ -141,6 +141,10 @@ bool mr_params_is_known(const char *name) {
   return is_one_of(name, special, COUNT(special)) || is_one_of(name, ignored, COUNT(ignored));
 }
 
+bool mr_params_is_ignored(const char *name) {
+  return is_one_of(name, ignored, COUNT(ignored));
+}
+
 /* ------------------------------------------------------------------ errors */
 
 bool mr_row_error_set(mr_row_error *e, const char *param, const char *code, const char *fmt, ...) {

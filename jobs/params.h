@@ -55,6 +55,7 @@ void mr_params_write(const mr_params *p, mr_text *t);
 /* Every name in `body` is known for this shape; else false, naming the nearest known one. */
 bool mr_params_check_names(const json_t *body, mr_shape shape, mr_row_error *why);
 bool mr_params_is_known(const char *name);
+bool mr_params_is_ignored(const char *name); /* known, and changes nothing: plain rows pass it on */
 /* Names and values of --defaults (no model is known yet: token ids are not checked). */
 bool mr_params_check_defaults(const json_t *defaults, mr_row_error *why);
 

@@ -38,6 +38,7 @@ typedef struct mr_plan_record { /* one row read back; owned, freed with mr_plan_
   int32_t *cont;               /* continuations, concatenated */
   int *cont_len;
   int n_cont;
+  uint64_t id_hash;            /* xxh3-64 of the row's id, 0 without one; mr_row_parse's, not stored */
 } mr_plan_record;
 
 typedef struct mr_plan_writer mr_plan_writer;

@@ -1,0 +1,164 @@
+#include "jobs/preflight.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "io/hash.h"
+#include "io/json.h"
+#include "io/lines.h"
+#include "io/sys.h"
+#include "jobs/idset.h"
+#include "jobs/rows.h"
+
+#define TICK_ROWS 256 /* rows between two calls of tick, and texts, whichever comes first */
+
+typedef struct preflight {
+  const mr_job *j;
+  const mr_prompter *p;
+  double now, began;
+  int max_context;
+  mr_plan_writer *w;
+  mr_preflight_stats *stats;
+  mr_preflight_tick tick;
+  void *ctx;
+  mr_err *err;
+  mr_source *source;
+  mr_hasher *hasher;
+  mr_lines lines;
+  mr_idset ids;
+} preflight;
+
+static mr_code ask(preflight *f) {
+  f->stats->text_bytes = f->lines.text_bytes;
+  f->stats->input_bytes = mr_source_file_bytes(f->source);
+  f->stats->seconds = mr_sys_seconds() - f->began;
+  if (!f->tick || f->tick(f->ctx, f->stats))
+    return MR_OK;
+  return mr_err_set(f->err, MR_E_STOPPED, "stopped while the input was read");
+}
+
+/* The id of a record as a NUL-terminated text for messages; what follows a NUL in it is not shown. */
+static const char *shown_id(const mr_plan_record *rec, json_t **keep) {
+  size_t len;
+  *keep = mr_json_parse(rec->json, rec->json_len, NULL, NULL);
+  const char *id = mr_row_id(*keep, &len);
+  return id ? id : "?";
+}
+
+/* The record of a repeated id becomes an error record, or ends the job. */
+static mr_code repeat(preflight *f, const mr_row_source *src, mr_plan_record *rec) {
+  json_t *keep;
+  const char *id = shown_id(rec, &keep);
+  mr_code rc;
+  if (f->j->duplicates == MR_DUP_REFUSE) {
+    rc = mr_err_at(f->err, MR_E_DATA, src->file, (int64_t)src->line, -1,
+                   "the id \"%.100s\" is that of an earlier row (--duplicates refuse)", id);
+  } else if (rec->e.kind == MR_ROW_BAD) {
+    rc = MR_OK; /* it has an error already */
+  } else {
+    mr_row_error why = {0};
+    mr_row_error_set(&why, "custom_id", "duplicate_id",
+                     "the id \"%.100s\" is that of an earlier row", id);
+    mr_plan_record bad;
+    rc = mr_row_bad(src, id, &why, &bad, f->err);
+    if (rc == MR_OK) {
+      mr_plan_record_free(rec);
+      *rec = bad;
+    }
+  }
+  json_decref(keep);
+  return rc;
+}
+
+static mr_code make_record(preflight *f, const mr_row_source *src, const mr_line *line,
+                           mr_plan_record *rec) {
+  if (!line->too_long)
+    return mr_row_parse(f->j, f->p, f->now, f->max_context, src, line->s, line->len, rec, f->err);
+  mr_row_error why = {0};
+  mr_row_error_set(&why, NULL, "line_too_long",
+                   "the line is %zu bytes long; the limit is %" PRIu64 " (--max-line), %" PRIu64
+                   " fewer",
+                   line->len, f->j->max_line, (uint64_t)line->len - f->j->max_line);
+  return mr_row_bad(src, NULL, &why, rec, f->err);
+}
+
+static mr_code take_line(preflight *f, const mr_row_source *src, const mr_line *line) {
+  mr_plan_record rec;
+  mr_code rc = make_record(f, src, line, &rec);
+  if (rc != MR_OK)
+    return rc;
+  bool known = false;
+  if (rec.id_hash)
+    rc = mr_idset_add(&f->ids, rec.id_hash, &known, f->err);
+  if (rc == MR_OK && known)
+    rc = repeat(f, src, &rec);
+  if (rc == MR_OK)
+    rc = mr_plan_append(f->w, &rec, f->err);
+  f->stats->rows++;
+  f->stats->bad_rows += rec.e.kind == MR_ROW_BAD;
+  mr_plan_record_free(&rec);
+  return rc;
+}
+
+static mr_code take_text(preflight *f) {
+  const char *name = mr_source_name(f->source);
+  mr_row_source src = {.file = name, .file_index = (uint32_t)f->stats->files};
+  mr_code rc = mr_plan_add_file(f->w, name, f->err);
+  f->stats->files++;
+  mr_lines_start(&f->lines);
+  while (rc == MR_OK) {
+    mr_line line;
+    rc = mr_lines_next(&f->lines, &line, f->err);
+    if (rc != MR_OK || !line.s)
+      return rc;
+    src.line = line.number;
+    rc = take_line(f, &src, &line);
+    if (rc == MR_OK && f->stats->rows % TICK_ROWS == 0)
+      rc = ask(f);
+  }
+  return rc;
+}
+
+static mr_code take_all(preflight *f) {
+  mr_lines_init(&f->lines, f->source, (size_t)f->j->max_line, f->hasher);
+  for (;;) {
+    bool more;
+    mr_code rc = mr_source_next(f->source, &more, f->err);
+    if (rc != MR_OK || !more)
+      return rc;
+    if ((rc = take_text(f)) != MR_OK || (rc = ask(f)) != MR_OK)
+      return rc;
+  }
+}
+
+mr_code mr_preflight_run(const mr_job *j, const mr_prompter *p, double now, int max_context,
+                         mr_plan_writer *w, mr_preflight_stats *stats, mr_preflight_tick tick,
+                         void *ctx, mr_err *err) {
+  preflight f = {.j = j,
+                 .p = p,
+                 .now = now,
+                 .began = mr_sys_seconds(),
+                 .max_context = max_context,
+                 .w = w,
+                 .stats = stats,
+                 .tick = tick,
+                 .ctx = ctx,
+                 .err = err};
+  *stats = (mr_preflight_stats){0};
+  mr_code rc = mr_source_open(&f.source, (const char *const *)j->inputs, j->n_inputs, err);
+  if (rc != MR_OK)
+    return rc;
+  f.hasher = mr_hasher_new();
+  rc = f.hasher ? take_all(&f) : mr_err_set(err, MR_E_NOMEM, "out of memory for the inputs");
+  if (rc == MR_OK) {
+    mr_hasher_hex(f.hasher, stats->input_digest);
+    mr_plan_set_digest(w, stats->input_digest);
+    rc = ask(&f);
+  }
+  mr_hasher_free(f.hasher);
+  mr_lines_free(&f.lines);
+  mr_idset_free(&f.ids);
+  mr_source_close(f.source);
+  return rc;
+}
