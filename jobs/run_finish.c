@@ -1,0 +1,124 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "io/mem.h"
+#include "io/sys.h"
+#include "io/zframe.h"
+#include "jobs/peak.h"
+#include "jobs/run.h"
+
+/* The code of an error line, else its type: {"error": {...}} or {"response": {"body": {"error": {...}}}}. */
+static const char *kind_of_error(const json_t *line) {
+  const json_t *e = json_object_get(line, "error");
+  if (!json_is_object(e))
+    e = json_object_get(json_object_get(json_object_get(line, "response"), "body"), "error");
+  const char *code = json_string_value(json_object_get(e, "code"));
+  const char *type = json_string_value(json_object_get(e, "type"));
+  return code && *code ? code : type && *type ? type : "unknown";
+}
+
+static void count_lines(json_t *counts, const mr_text *text) {
+  for (size_t at = 0; at < text->len;) {
+    const char *line = text->data + at, *nl = memchr(line, '\n', text->len - at);
+    size_t len = nl ? (size_t)(nl - line) : text->len - at;
+    json_t *o = json_loadb(line, len, JSON_ALLOW_NUL, NULL);
+    const char *kind = kind_of_error(o);
+    json_int_t n = json_integer_value(json_object_get(counts, kind));
+    json_object_set_new(counts, kind, json_integer(n + 1));
+    json_decref(o);
+    at += len + 1;
+  }
+}
+
+/* Errors by kind, from the file itself: rows of earlier runs count too. */
+static mr_code count_errors(mr_run *r, mr_err *err) {
+  r->report.errors = json_object();
+  if (!r->report.errors)
+    return mr_err_set(err, MR_E_NOMEM, "out of memory");
+  if (r->report.rows_failed == 0)
+    return MR_OK;
+  mr_zfile *f;
+  mr_text t = {0};
+  mr_code rc = mr_zfile_open(&f, r->paths.made[MR_FINAL_ERRORS], err);
+  if (rc)
+    return rc;
+  for (uint32_t i = 0; !rc && i < mr_zfile_frames(f); i++) {
+    rc = mr_zfile_read(f, i, &t, err);
+    if (!rc)
+      count_lines(r->report.errors, &t);
+  }
+  mr_text_free(&t);
+  mr_zfile_close(f);
+  return rc;
+}
+
+static void fill_report(mr_run *r, const mr_manifest *m) {
+  const mr_commit_totals *t = mr_commit_totals_get(r->commit);
+  mr_report *p = &r->report;
+  p->id = &r->id;
+  p->model_path = r->job.model;
+  p->model_name = mr_prompter_name(r->prompter);
+  p->output = r->job.output;
+  p->inputs = r->inputs;
+  p->rows = r->id.rows;
+  p->rows_ok = t->rows_ok;
+  p->rows_failed = t->rows_failed;
+  p->prompt_tokens = t->prompt_tokens;
+  p->output_tokens = t->output_tokens;
+  p->lost_rows = t->lost_rows;
+  p->earlier_runs = t->earlier_runs;
+  p->earlier_s = t->earlier_s;
+  p->peak_memory_bytes = r->now.memory_bytes;
+  p->results_bytes = m->n_files ? m->files[0].bytes : 0;
+  if (p->has_engine) {
+    mr_peaks k = mr_peak_measure(p->info.threads);
+    p->peak_ops = k.ops;
+    p->peak_bytes = k.bytes;
+    memcpy(p->peak_basis, k.basis, sizeof p->peak_basis);
+  }
+  p->total_s = mr_sys_seconds() - r->start_s;
+}
+
+static mr_code put_reports(mr_run *r, mr_manifest *m, mr_err *err) {
+  mr_text html = {0};
+  json_t *o = mr_report_to_json(&r->report);
+  char *text = o ? json_dumps(o, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9)) : NULL;
+  mr_code rc = text ? MR_OK : mr_err_set(err, MR_E_NOMEM, "out of memory for the report");
+  if (!rc)
+    rc = mr_commit_put(r->commit, MR_FINAL_REPORT_JSON, text, strlen(text), m, err);
+  if (!rc)
+    rc = mr_report_html(o, &html, err);
+  if (!rc)
+    rc = mr_commit_put(r->commit, MR_FINAL_REPORT_HTML, html.data, html.len, m, err);
+  mr_text_free(&html);
+  free(text);
+  json_decref(o);
+  return rc;
+}
+
+static mr_code finish(mr_run *r, mr_manifest *m, mr_err *err) {
+  double t = mr_sys_seconds();
+  bool to_stdout = r->job.format == MR_OUT_STDOUT;
+  mr_code rc = mr_commit_assemble(r->commit, r->job.format, r->job.zstd_level, r->job.completion_order, m, err);
+  r->report.rows_failed = mr_commit_totals_get(r->commit)->rows_failed;
+  if (!rc && !to_stdout)
+    rc = count_errors(r, err);
+  r->report.assemble_s = mr_sys_seconds() - t;
+  if (rc)
+    return rc;
+  fill_report(r, m);
+  if (to_stdout)
+    return MR_OK;
+  m->inputs = json_incref(r->inputs);
+  rc = put_reports(r, m, err);
+  return rc ? rc : mr_commit_publish(r->commit, m, err);
+}
+
+mr_code mr_run_finish(mr_run *r, mr_err *err) {
+  mr_manifest m;
+  memset(&m, 0, sizeof m);
+  mr_run_tick(r, "assemble");
+  mr_code rc = finish(r, &m, err);
+  mr_manifest_free(&m);
+  return rc;
+}

@@ -1,0 +1,174 @@
+#include "jobs/run.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+
+#include "io/mem.h"
+#include "io/sys.h"
+#include "jobs/inputs.h"
+#include "jobs/preflight.h"
+#include "jobs/signals.h"
+
+#define DAY_S 86400
+
+void mr_run_tick(mr_run *r, const char *phase) {
+  struct rusage u;
+  if (getrusage(RUSAGE_SELF, &u) == 0)
+    r->now.memory_bytes = (uint64_t)u.ru_maxrss * 1024;
+  r->now.phase = phase;
+  mr_progress_update(r->progress, &r->now, mr_signals_take_progress());
+}
+
+/* Seconds from now until the clock next shows `minutes` of the day. */
+static double until(int minutes) {
+  time_t now = (time_t)mr_sys_now->wall_s();
+  struct tm t;
+  if (!localtime_r(&now, &t))
+    return DAY_S;
+  int left = minutes * 60 - (t.tm_hour * 3600 + t.tm_min * 60 + t.tm_sec);
+  return left > 0 ? left : left + DAY_S;
+}
+
+static void set_deadline(mr_run *r) {
+  if (r->job.time_limit_s > 0)
+    r->deadline_s = r->start_s + r->job.time_limit_s;
+  if (r->job.until_min >= 0) {
+    double at = r->start_s + until(r->job.until_min);
+    if (r->deadline_s == 0 || at < r->deadline_s)
+      r->deadline_s = at;
+  }
+}
+
+/* Everything that can be refused before a byte is written. */
+static mr_code look(mr_run *r, mr_err *err) {
+  const char *output = r->job.format == MR_OUT_STDOUT ? NULL : r->job.output;
+  if (output && mr_utf8_valid(output, strlen(output)) >= 0)
+    return mr_err_set(err, MR_E_USAGE, "the output's name is not UTF-8; the manifest could not hold it");
+  mr_code rc = mr_inputs_list(&r->job, &r->inputs, err);
+  if (!rc)
+    rc = mr_job_check_output(&r->job, err);
+  if (!rc)
+    rc = mr_paths_make(&r->paths, output ? r->job.base : NULL, output, err);
+  if (!rc)
+    rc = mr_prompter_open(&r->prompter, r->job.model, err);
+  mr_job_engine_opts(&r->job, &r->engine_opts);
+  if (!rc)
+    rc = mr_engine_estimate(&r->engine_opts, &r->estimate, err);
+  return rc;
+}
+
+static mr_code identify(mr_run *r, mr_err *err) {
+  const mr_job_identity *old = mr_commit_identity(r->commit);
+  const mr_engine_info *e = &r->estimate;
+  snprintf(r->id.numerics, sizeof r->id.numerics, "millrace %s, %s, %s, %s, kv %s", MR_VERSION, e->device, e->isa,
+           e->scheme, e->kv_type);
+  r->id.created = old ? old->created : mr_sys_now->wall_s();
+  mr_code rc = mr_hash_file(r->job.model, r->id.model_digest, NULL, err);
+  return rc ? rc : mr_identity_set_options(&r->id, mr_job_result_options(&r->job), err);
+}
+
+/* A finished job whose inputs look as they did then: no need to read them. */
+static bool is_finished_as_it_looks(mr_run *r) {
+  const mr_manifest *m = mr_commit_finished(r->commit);
+  if (!m || !mr_inputs_equal(m->inputs, r->inputs))
+    return false;
+  memcpy(r->id.input_digest, m->id.input_digest, sizeof r->id.input_digest);
+  r->id.rows = m->id.rows;
+  return true;
+}
+
+static bool preflight_tick(void *ctx, const mr_preflight_stats *s) {
+  mr_run *r = ctx;
+  r->now.rows_done = s->rows;
+  r->now.rows_failed = s->bad_rows;
+  mr_run_tick(r, "preflight");
+  if (mr_signals_stop())
+    return false;
+  return r->deadline_s == 0 || r->job.expire || mr_sys_seconds() < r->deadline_s;
+}
+
+static mr_code make_plan(mr_run *r, mr_err *err) {
+  mr_plan_writer *w;
+  mr_preflight_stats s;
+  mr_sys_now->unlink(r->paths.plan_inputs);
+  mr_code rc = mr_plan_create(&w, r->paths.run, err);
+  if (rc)
+    return rc;
+  memset(&s, 0, sizeof s);
+  rc = mr_preflight_run(&r->job, r->prompter, (double)r->id.created, r->estimate.context, w, &s, preflight_tick, r,
+                        err);
+  if (rc) {
+    mr_plan_abandon(w);
+    return rc;
+  }
+  rc = mr_plan_finish(w, err);
+  return rc ? rc : mr_inputs_save(r->paths.plan_inputs, r->inputs, &r->id, err);
+}
+
+static mr_code get_plan(mr_run *r, mr_err *err) {
+  mr_err ignored = MR_ERR_INIT;
+  mr_run_tick(r, "preflight");
+  bool old = mr_inputs_match(r->paths.plan_inputs, r->inputs, &r->id) &&
+             mr_plan_open(&r->plan, r->paths.run, &ignored) == MR_OK;
+  mr_code rc = MR_OK;
+  if (!old)
+    rc = make_plan(r, err);
+  if (!rc && !old)
+    rc = mr_plan_open(&r->plan, r->paths.run, err);
+  if (rc)
+    return rc;
+  const char *digest = mr_plan_digest(r->plan);
+  if (strlen(digest) != MR_HASH_HEX - 1)
+    return mr_err_at(err, MR_E_DATA, r->paths.run, 0, -1, "the plan has no digest; remove it to begin anew");
+  memcpy(r->id.input_digest, digest, MR_HASH_HEX);
+  r->id.rows = mr_plan_rows(r->plan);
+  return MR_OK;
+}
+
+/* With no row to run there is nothing to produce; the first refusal says what is wrong. */
+static mr_code refuse_without_rows(mr_run *r, mr_err *err) {
+  uint64_t rows = mr_plan_rows(r->plan);
+  if (rows == 0 || mr_plan_bad_rows(r->plan) < rows)
+    return MR_OK;
+  mr_plan_record rec;
+  mr_code rc = mr_plan_read(r->plan, 0, &rec, err);
+  if (rc)
+    return rc;
+  json_t *o = json_loadb(rec.json, rec.json_len, 0, NULL);
+  const json_t *e = json_object_get(o, "error");
+  const char *why = json_string_value(json_object_get(json_is_object(e) ? e : o, "message"));
+  const char *file = rec.e.file < mr_plan_n_files(r->plan) ? mr_plan_files(r->plan)[rec.e.file] : NULL;
+  rc = mr_err_at(err, MR_E_DATA, file, (int64_t)rec.e.line, -1, "no valid row in the input; the first of %llu says: %s",
+                 (unsigned long long)rows, why ? why : "not a row");
+  json_decref(o);
+  mr_plan_record_free(&rec);
+  return rc;
+}
+
+mr_code mr_run_prepare(mr_run *r, mr_err *err) {
+  set_deadline(r);
+  mr_code rc = look(r, err);
+  if (!rc)
+    rc = mr_commit_open(&r->commit, &r->paths, err);
+  if (rc)
+    return rc;
+  r->was_new = mr_commit_identity(r->commit) == NULL;
+  rc = identify(r, err);
+  if (!rc && !is_finished_as_it_looks(r)) {
+    rc = get_plan(r, err);
+    if (!rc && r->was_new)
+      rc = refuse_without_rows(r, err);
+  }
+  if (!rc)
+    rc = mr_commit_bind(r->commit, &r->id, err);
+  r->finished = !rc && mr_commit_finished(r->commit);
+  /* A state in which nothing was ever done, and the litter beside a finished job, need not stay. */
+  if (mr_commit_finished(r->commit) || (rc && r->was_new)) {
+    mr_err ignored = MR_ERR_INIT;
+    mr_commit_discard(r->commit, &ignored);
+  }
+  r->report.preflight_s = mr_sys_seconds() - r->start_s;
+  return rc;
+}

@@ -1,0 +1,378 @@
+#include <string.h>
+
+#include "io/mem.h"
+#include "io/sys.h"
+#include "jobs/run.h"
+#include "jobs/schedule.h"
+#include "jobs/signals.h"
+
+#define DRAIN_SHARE 0.25 /* of a time limit, at most, for rows in flight to finish in */
+
+/* A row in the engine. Its record is needed again when its result comes. */
+typedef struct slot {
+  mr_plan_record rec;
+  double work;
+  bool used;
+} slot;
+
+typedef struct loop {
+  mr_run *r;
+  mr_engine *engine;
+  mr_schedule *schedule;
+  mr_render render;
+  slot *slots;
+  size_t n_slots;
+  size_t *free_slots, n_free;
+  bool pending;            /* slot `next` holds a row that the engine had no room for */
+  size_t next;
+  mr_text line;
+  double row_s;            /* mean seconds from admission to result: how long a drain takes */
+  uint64_t row_n, flying;
+} loop;
+
+static mr_code nomem(mr_err *err) {
+  return mr_err_set(err, MR_E_NOMEM, "out of memory");
+}
+
+/* Tokens of a row, an output token counted as much as a prompt token: only shares of a whole matter. */
+static double work_of(const mr_plan_entry *e) {
+  return (double)e->n_prompt + (double)e->n_out;
+}
+
+static void count_work(mr_run *r) {
+  uint64_t rows = mr_plan_rows(r->plan);
+  for (uint64_t i = 0; i < rows; i++) {
+    const mr_plan_entry *e = mr_plan_entry_at(r->plan, i);
+    if (e->kind != MR_ROW_BAD && !mr_commit_is_done(r->commit, i))
+      r->now.work += work_of(e);
+  }
+}
+
+static bool is_done(void *ctx, uint64_t row) {
+  return mr_commit_is_done(ctx, row);
+}
+
+/* ---- lines into the commit */
+
+static mr_code commit_line(loop *l, const mr_line_info *info, mr_err *err) {
+  double t = mr_sys_seconds();
+  mr_code rc = l->line.failed ? nomem(err) : mr_commit_add(l->r->commit, info, l->line.data, l->line.len, err);
+  l->r->report.commit_s += mr_sys_seconds() - t;
+  l->r->now.rows_done++;
+  l->r->now.rows_failed += info->kind == MR_LINE_ERROR;
+  l->r->report.rows_this_run++;
+  return rc;
+}
+
+static mr_code commit_bad(loop *l, const mr_plan_record *rec, mr_err *err) {
+  mr_line_info info = {.row = rec->row, .kind = MR_LINE_ERROR};
+  mr_text_clear(&l->line);
+  mr_code rc = mr_render_bad(&l->render, rec, &l->line, err);
+  return rc ? rc : commit_line(l, &info, err);
+}
+
+static mr_code commit_failed(loop *l, const mr_plan_record *rec, const mr_row_error *why, mr_err *err) {
+  mr_line_info info = {.row = rec->row, .kind = MR_LINE_ERROR};
+  mr_text_clear(&l->line);
+  mr_code rc = mr_render_failed(&l->render, rec, why, &l->line, err);
+  return rc ? rc : commit_line(l, &info, err);
+}
+
+static mr_code commit_result(loop *l, const slot *s, const mr_result *res, mr_err *err) {
+  bool is_error = false;
+  mr_text_clear(&l->line);
+  mr_code rc = mr_render_result(&l->render, &s->rec, res, &l->line, &is_error, err);
+  if (rc)
+    return rc;
+  mr_line_info info = {.row = s->rec.row, .kind = is_error ? MR_LINE_ERROR : MR_LINE_RESULT};
+  if (!is_error) {
+    info.prompt_tokens = (uint64_t)s->rec.e.n_prompt;
+    for (int i = 0; i < res->n_choices; i++)
+      info.output_tokens += (uint64_t)res->choices[i].n_sampled;
+  }
+  mr_report_row(&l->r->report, res);
+  return commit_line(l, &info, err);
+}
+
+/* ---- slots */
+
+static mr_code take_slot(loop *l, size_t *at, mr_err *err) {
+  if (l->n_free == 0) {
+    size_t cap = l->n_slots, n = l->n_slots ? l->n_slots * 2 : 64, cap_free = l->n_slots;
+    if (!mr_mem_grow((void **)&l->slots, &cap, n, sizeof *l->slots) ||
+        !mr_mem_grow((void **)&l->free_slots, &cap_free, n, sizeof *l->free_slots))
+      return nomem(err);
+    for (size_t i = n; i-- > l->n_slots;) {
+      memset(&l->slots[i], 0, sizeof l->slots[i]);
+      l->free_slots[l->n_free++] = i;
+    }
+    l->n_slots = n;
+  }
+  *at = l->free_slots[--l->n_free];
+  l->slots[*at].used = true;
+  return MR_OK;
+}
+
+static void give_slot(loop *l, size_t at) {
+  mr_plan_record_free(&l->slots[at].rec);
+  memset(&l->slots[at], 0, sizeof l->slots[at]);
+  l->free_slots[l->n_free++] = at;
+}
+
+/* ---- admission */
+
+/* The next row into slot l->next. *more false: the schedule is at its end. */
+static mr_code next_row(loop *l, bool *more, mr_err *err) {
+  uint64_t row;
+  *more = mr_schedule_next(l->schedule, &row);
+  if (!*more)
+    return MR_OK;
+  mr_code rc = take_slot(l, &l->next, err);
+  if (rc)
+    return rc;
+  slot *s = &l->slots[l->next];
+  rc = mr_plan_read(l->r->plan, row, &s->rec, err);
+  if (rc) {
+    memset(&s->rec, 0, sizeof s->rec);
+    give_slot(l, l->next);
+    return rc;
+  }
+  s->work = work_of(&s->rec.e);
+  l->pending = true;
+  return MR_OK;
+}
+
+/* A row that can never run (its keys and values alone are over the budget ...) is an error row. */
+static mr_code refuse_row(loop *l, const mr_err *why, mr_err *err) {
+  mr_row_error e = {.type = "invalid_request_error", .code = "row_too_large"};
+  size_t n = strlen(why->text) < sizeof e.message ? strlen(why->text) : sizeof e.message - 1;
+  memcpy(e.message, why->text, n);
+  mr_code rc = commit_failed(l, &l->slots[l->next].rec, &e, err);
+  l->r->now.work_done += l->slots[l->next].work;
+  give_slot(l, l->next);
+  l->pending = false;
+  return rc;
+}
+
+/* MR_E_AGAIN: the engine is full. */
+static mr_code admit_pending(loop *l, mr_err *err) {
+  mr_row_keep keep;
+  mr_request req;
+  mr_err why = MR_ERR_INIT;
+  memset(&keep, 0, sizeof keep);
+  mr_code rc = mr_row_request(&l->slots[l->next].rec, mr_prompter_vocab(l->r->prompter), &req, &keep, &why);
+  if (!rc) {
+    req.tag = l->next;
+    rc = mr_engine_admit(l->engine, &req, &why);
+  }
+  mr_row_keep_free(&keep);
+  if (rc == MR_OK) {
+    l->pending = false;
+    l->flying++;
+    return MR_OK;
+  }
+  if (rc == MR_E_DATA)
+    return refuse_row(l, &why, err);
+  return rc == MR_E_AGAIN ? rc : mr_err_set(err, rc, "row %llu: %s", (unsigned long long)l->slots[l->next].rec.row,
+                                            why.text);
+}
+
+static mr_code admit_all(loop *l, mr_err *err) {
+  for (;;) {
+    bool more = true;
+    mr_code rc = l->pending ? MR_OK : next_row(l, &more, err);
+    if (rc || !more)
+      return rc;
+    if (l->slots[l->next].rec.e.kind == MR_ROW_BAD) {
+      rc = commit_bad(l, &l->slots[l->next].rec, err);
+      give_slot(l, l->next);
+      l->pending = false;
+    } else {
+      rc = admit_pending(l, err);
+    }
+    if (rc)
+      return rc == MR_E_AGAIN ? MR_OK : rc;
+  }
+}
+
+/* ---- steps */
+
+static mr_code collect_all(loop *l, mr_err *err) {
+  mr_result *res;
+  mr_code rc = MR_OK;
+  while (!rc && (res = mr_engine_collect(l->engine)) != NULL) {
+    size_t at = (size_t)res->tag;
+    if (at >= l->n_slots || !l->slots[at].used) {
+      rc = mr_err_set(err, MR_E_INTERNAL, "the engine returned a row that is not in it");
+    } else {
+      rc = commit_result(l, &l->slots[at], res, err);
+      l->row_s += (res->done_s - res->admitted_s - l->row_s) / (double)++l->row_n;
+      l->r->now.work_done += l->slots[at].work;
+      l->flying--;
+      give_slot(l, at);
+    }
+    mr_result_free(res);
+  }
+  return rc;
+}
+
+static mr_code one_step(loop *l, mr_err *err) {
+  mr_run *r = l->r;
+  mr_engine_stats *s = &r->report.stats;
+  uint64_t tokens = s->output_tokens;
+  double t = mr_sys_seconds(), commit_s = r->report.commit_s;
+  int batch = (int)l->flying;
+  mr_code rc = mr_engine_step(l->engine, err);
+  if (!rc)
+    rc = collect_all(l, err);
+  if (!rc) {
+    double c = mr_sys_seconds();
+    rc = mr_commit_tick(r->commit, err);
+    r->report.commit_s += mr_sys_seconds() - c;
+  }
+  mr_engine_stats_get(l->engine, s);
+  double took = mr_sys_seconds() - t;
+  r->report.run_s += took - (r->report.commit_s - commit_s);
+  mr_report_sample(&r->report, took, (double)(s->output_tokens - tokens), batch);
+  r->now.prompt_tokens = s->prompt_tokens_computed;
+  r->now.output_tokens = s->output_tokens;
+  r->now.batch = (int)l->flying;
+  mr_run_tick(r, "run");
+  return rc;
+}
+
+/* Whether to admit, and whether to go on at all: a signal or the deadline ends the run after this step; some time
+ * before the deadline (what a row takes on average) no more rows are admitted, so that few are cut off. */
+static bool may_go_on(loop *l, bool *admit) {
+  mr_run *r = l->r;
+  double left = r->deadline_s > 0 ? r->deadline_s - mr_sys_seconds() : 1e18;
+  double drain = l->row_s, most = DRAIN_SHARE * (r->deadline_s - r->start_s);
+  *admit = left > (drain < most ? drain : most);
+  if (mr_signals_stop())
+    r->stopped = "a signal";
+  else if (left <= 0)
+    r->stopped = r->job.time_limit_s > 0 && r->deadline_s == r->start_s + r->job.time_limit_s ? "the time limit"
+                                                                                               : "--until";
+  return !r->stopped;
+}
+
+static mr_code run_engine(loop *l, mr_err *err) {
+  bool admit;
+  while (may_go_on(l, &admit)) {
+    double t = mr_sys_seconds(), commit_s = l->r->report.commit_s;
+    mr_code rc = admit ? admit_all(l, err) : MR_OK;
+    l->r->report.run_s += mr_sys_seconds() - t - (l->r->report.commit_s - commit_s);
+    if (rc)
+      return rc;
+    if (l->flying == 0 && l->pending && admit)
+      return mr_err_set(err, MR_E_INTERNAL, "the engine is empty and has no room for row %llu",
+                        (unsigned long long)l->slots[l->next].rec.row);
+    if (l->flying == 0 && admit)
+      return MR_OK;
+    if (l->flying == 0) { /* drained before the deadline */
+      l->r->stopped = "the deadline";
+      return MR_OK;
+    }
+    rc = one_step(l, err);
+    if (rc)
+      return rc;
+  }
+  return MR_OK;
+}
+
+/* The bad rows come first and need no engine: a job of which only they are left loads no weights. */
+static mr_code bad_rows(loop *l, bool *more, mr_err *err) {
+  mr_code rc;
+  while ((rc = next_row(l, more, err)) == MR_OK && *more && l->slots[l->next].rec.e.kind == MR_ROW_BAD) {
+    rc = commit_bad(l, &l->slots[l->next].rec, err);
+    give_slot(l, l->next);
+    l->pending = false;
+    if (rc || mr_signals_stop())
+      return rc;
+  }
+  return rc;
+}
+
+static mr_code load_and_run(loop *l, mr_err *err) {
+  mr_run *r = l->r;
+  bool ignored;
+  mr_run_tick(r, "load");
+  if (!may_go_on(l, &ignored))
+    return MR_OK;
+  double t = mr_sys_seconds();
+  mr_code rc = mr_engine_open(&l->engine, &r->engine_opts, r->prompter, err);
+  r->report.load_s = mr_sys_seconds() - t;
+  if (rc)
+    return rc;
+  r->report.info = *mr_engine_describe(l->engine);
+  r->report.has_engine = true;
+  mr_run_tick(r, "run");
+  rc = run_engine(l, err);
+  mr_engine_stats_get(l->engine, &r->report.stats);
+  return rc;
+}
+
+/* --expire: what has no result at the deadline gets its error line, and the job is finished. */
+static mr_code expire_rows(mr_run *r, loop *l, mr_err *err) {
+  mr_row_error why = {.message = "This row was not executed before the job's deadline.", .type = "batch_expired",
+                      .code = "batch_expired"};
+  mr_code rc = MR_OK;
+  for (uint64_t row = 0; !rc && row < r->id.rows; row++) {
+    mr_plan_record rec;
+    if (mr_commit_is_done(r->commit, row))
+      continue;
+    rc = mr_plan_read(r->plan, row, &rec, err);
+    if (rc)
+      break;
+    rc = rec.e.kind == MR_ROW_BAD ? commit_bad(l, &rec, err) : commit_failed(l, &rec, &why, err);
+    mr_plan_record_free(&rec);
+  }
+  if (!rc)
+    r->stopped = NULL;
+  return rc;
+}
+
+static void set_render(loop *l) {
+  mr_run *r = l->r;
+  l->render = (mr_render){.created = r->id.created, .model = mr_prompter_name(r->prompter),
+                          .vocab = mr_prompter_vocab(r->prompter), .keep_prompt = r->job.keep_prompt,
+                          .files = mr_plan_files(r->plan)};
+  memcpy(l->render.job_id, r->id.job_id, sizeof l->render.job_id);
+}
+
+static void close_loop(loop *l) {
+  for (size_t i = 0; i < l->n_slots; i++)
+    if (l->slots[i].used)
+      mr_plan_record_free(&l->slots[i].rec);
+  mr_mem_free(l->slots);
+  mr_mem_free(l->free_slots);
+  mr_schedule_close(l->schedule);
+  mr_engine_close(l->engine);
+  mr_text_free(&l->line);
+}
+
+mr_code mr_run_rows(mr_run *r, mr_err *err) {
+  loop l = {.r = r};
+  mr_err flush_err = MR_ERR_INIT;
+  bool more = false;
+  set_render(&l);
+  r->now.rows = r->id.rows;
+  r->now.rows_done = mr_commit_done_rows(r->commit);
+  r->now.rows_failed = mr_commit_totals_get(r->commit)->rows_failed;
+  count_work(r);
+  mr_code rc = mr_schedule_open(&l.schedule, r->plan, is_done, r->commit, err);
+  if (!rc)
+    rc = bad_rows(&l, &more, err);
+  if (!rc && mr_signals_stop())
+    r->stopped = "a signal";
+  if (!rc && !r->stopped && more)
+    rc = load_and_run(&l, err);
+  if (!rc && r->stopped && r->job.expire && !mr_signals_stop())
+    rc = expire_rows(r, &l, err);
+  double t = mr_sys_seconds();
+  /* Also after an error: rows that are finished are not lost with those that failed. */
+  mr_code flushed = mr_commit_flush(r->commit, rc ? &flush_err : err);
+  r->report.commit_s += mr_sys_seconds() - t;
+  close_loop(&l);
+  return rc ? rc : flushed;
+}
