@@ -12,35 +12,39 @@
 #define CHUNK ((size_t)1 << 16)
 #define MAX_LINE ((size_t)256 << 20)
 
+/* clang-format off */
 static const char tokenize_help[] =
     "Usage: millrace model tokenize [OPTION]... FILE [TEXT]\n"
-    "Prints the token ids of TEXT (without it: of standard input) with the vocabulary of a model "
-    "file.\n"
+    "Prints the token ids of TEXT (without it: of standard input) with the vocabulary of\n"
+    "a model file, as a run would use them.\n"
     "\n"
     "      --no-special     add no BOS or EOS\n"
-    "      --parse-special  control tokens written in the text become tokens; else they are text\n"
-    "      --jsonl          read lines {\"text\" or \"text_b64\", \"add_special\", "
-    "\"parse_special\"},\n"
-    "                       answer {\"ids\"} or {\"error\"} for each\n"
+    "      --parse-special  control tokens written in the text become tokens, else they are text\n"
+    "      --jsonl          read lines {\"text\" or \"text_b64\", \"add_special\",\n"
+    "                       \"parse_special\"} and answer each with {\"ids\"} or {\"error\"}; the\n"
+    "                       ids are those of the vocabulary's own tools: a second BOS before\n"
+    "                       one in the text, bytes without a token left out\n"
     "  -h, --help           show this page\n"
     "\n"
-    "Exit status: 0 done, 1 some lines failed, 64 usage, 65 no usable vocabulary, 66 no such "
-    "file.\n";
+    "Exit status: 0 done, 1 some lines failed, 64 usage, 65 no usable vocabulary or text,\n"
+    "66 no such file.\n";
 
 static const char detokenize_help[] =
     "Usage: millrace model detokenize [OPTION]... FILE [ID]...\n"
-    "Prints the text of token ids (without any: read from standard input) with the vocabulary of a "
-    "model file.\n"
+    "Prints the text of token ids (without any: read from standard input) with the\n"
+    "vocabulary of a model file.\n"
     "\n"
-    "      --control        write control tokens as text; else they are skipped\n"
-    "      --jsonl          read lines {\"ids\"}, answer {\"text\"} or {\"error\"} for each\n"
+    "      --control        write control tokens as text, else they are skipped\n"
+    "      --jsonl          read lines {\"ids\"} and answer each with {\"text\"} or {\"error\"}\n"
     "  -h, --help           show this page\n"
     "\n"
-    "Exit status: 0 done, 1 some lines failed, 64 usage, 65 no usable vocabulary or id, 66 no such "
-    "file.\n";
+    "Exit status: 0 done, 1 some lines failed, 64 usage, 65 no usable vocabulary or id,\n"
+    "66 no such file.\n";
+/* clang-format on */
 
 typedef struct request {
-  bool jsonl, no_special, parse, control, help;
+  bool jsonl, control, help;
+  int flags; /* MR_TOK_* */
   int first; /* index in argv of the first argument that is no option */
 } request;
 
@@ -53,9 +57,24 @@ typedef struct session {
 /* Answers one line of JSON; MR_E_DATA is the line's own error. */
 typedef mr_code (*answer_fn)(const session *s, json_t *line, mr_text *out, mr_err *err);
 
+static mr_code unknown_option(char **argv, const struct option *known, mr_err *err) {
+  const char *names[8], *near = NULL;
+  size_t n = 0;
+  for (; known[n].name && n < sizeof names / sizeof names[0]; n++)
+    names[n] = known[n].name;
+  const char *given = argv[optind - 1];
+  if (strncmp(given, "--", 2))
+    return mr_err_set(err, MR_E_USAGE, "unknown option -%c (see millrace model %s --help)", optopt,
+                      argv[0]);
+  near = mr_nearest(given + strspn(given, "-"), names, n);
+  return mr_err_set(err, MR_E_USAGE, "unknown option %s%s%s (see millrace model %s --help)", given,
+                    near ? ": did you mean --" : "", near ? near : "", argv[0]);
+}
+
 static mr_code parse_options(int argc, char **argv, const struct option *known, request *r,
                              mr_err *err) {
   optind = 0, opterr = 0;
+  r->flags = MR_TOK_ADD_SPECIAL;
   for (int o; (o = getopt_long(argc, argv, ":h", known, NULL)) != -1;) {
     switch (o) {
     case 'h':
@@ -65,17 +84,16 @@ static mr_code parse_options(int argc, char **argv, const struct option *known, 
       r->jsonl = true;
       break;
     case 'n':
-      r->no_special = true;
+      r->flags &= ~MR_TOK_ADD_SPECIAL;
       break;
     case 'p':
-      r->parse = true;
+      r->flags |= MR_TOK_PARSE_SPECIAL;
       break;
     case 'c':
       r->control = true;
       break;
     default:
-      return mr_err_set(err, MR_E_USAGE, "unknown option %s (see millrace model %s --help)",
-                        argv[optind - 1], argv[0]);
+      return unknown_option(argv, known, err);
     }
   }
   r->first = optind;
@@ -126,11 +144,13 @@ static mr_code take_all(mr_text *t, mr_err *err) {
 
 /* ---- lines of JSON ---- */
 
-static mr_code get_flag(json_t *line, const char *name, bool usual, bool *out, mr_err *err) {
+/* Sets or clears a flag as the line says; silent lines leave it as it is. */
+static mr_code get_flag(json_t *line, const char *name, int flag, int *flags, mr_err *err) {
   json_t *v = json_object_get(line, name);
   if (v && !json_is_boolean(v))
     return mr_err_set(err, MR_E_DATA, "\"%s\" is not true or false", name);
-  *out = v ? json_is_true(v) : usual;
+  if (v)
+    *flags = json_is_true(v) ? *flags | flag : *flags & ~flag;
   return MR_OK;
 }
 
@@ -147,25 +167,22 @@ static mr_code get_text(json_t *line, mr_text *text, mr_err *err) {
   return text->failed ? mr_err_set(err, MR_E_NOMEM, "out of memory") : MR_OK;
 }
 
-/* What the vocabulary's own tools answer is what this command is asked for. */
-static mr_code encode(const session *s, const mr_text *text, bool add, bool parse, mr_ids *ids,
-                      mr_err *err) {
-  int flags = (add ? MR_TOK_ADD_SPECIAL : 0) | (parse ? MR_TOK_PARSE_SPECIAL : 0) | MR_TOK_UPSTREAM;
+static mr_code encode(const session *s, const mr_text *text, int flags, mr_ids *ids, mr_err *err) {
   return mr_tokenizer_encode(s->vocab, text->data ? text->data : "", text->len, NULL, flags, ids,
                              err);
 }
 
 static mr_code answer_ids(const session *s, json_t *line, mr_text *out, mr_err *err) {
-  bool add = true, parse = false;
+  int flags = s->req.flags | MR_TOK_UPSTREAM;
   mr_text text = {0};
   mr_ids ids = {0};
-  mr_code c = get_flag(line, "add_special", !s->req.no_special, &add, err);
+  mr_code c = get_flag(line, "add_special", MR_TOK_ADD_SPECIAL, &flags, err);
   if (!c)
-    c = get_flag(line, "parse_special", s->req.parse, &parse, err);
+    c = get_flag(line, "parse_special", MR_TOK_PARSE_SPECIAL, &flags, err);
   if (!c)
     c = get_text(line, &text, err);
   if (!c)
-    c = encode(s, &text, add, parse, &ids, err);
+    c = encode(s, &text, flags, &ids, err);
   if (!c) {
     mr_text_adds(out, "{\"ids\":[");
     for (size_t i = 0; i < ids.n; i++)
@@ -266,7 +283,7 @@ static mr_code tokenize_one(const session *s, int argc, char **argv, mr_err *err
   else
     c = take_all(&text, err);
   if (!c)
-    c = encode(s, &text, !s->req.no_special, s->req.parse, &ids, err);
+    c = encode(s, &text, s->req.flags, &ids, err);
   for (size_t i = 0; !c && i < ids.n; i++)
     mr_text_addf(&out, i ? " %d" : "%d", ids.ids[i]);
   mr_text_addc(&out, '\n');

@@ -8,8 +8,6 @@
 #include "src/spm.h"
 
 #define MAX_TEXT ((size_t)1 << 30)
-#define SPACE "\xe2\x96\x81" /* U+2581 stands for a space in pieces */
-
 int mr_ids_push(mr_ids *v, int32_t id) {
   if (v->n == v->cap && !mr_mem_grow((void **)&v->ids, &v->cap, v->n + 1, sizeof *v->ids))
     return 0;
@@ -94,7 +92,7 @@ void mr_detok_bytes(const mr_vocab *v, int32_t id, mr_text *out) {
     mr_text_addc(out, (char)byte);
   } else if (v->spm && (type == MR_TOKEN_NORMAL || type == MR_TOKEN_UNUSED)) {
     const char *s = t.s, *end = t.s + t.len;
-    for (const char *p; (p = memmem(s, (size_t)(end - s), SPACE, 3)); s = p + 3) {
+    for (const char *p; (p = memmem(s, (size_t)(end - s), MR_SPACE_MARK, 3)); s = p + 3) {
       mr_text_add(out, s, (size_t)(p - s));
       mr_text_addc(out, ' ');
     }
@@ -152,15 +150,21 @@ static void step(mr_detok *d, char byte, mr_text *out) {
 void mr_detok_push(mr_detok *d, int32_t id, mr_text *out) {
   if (!d->control && mr_vocab_is_control(d->v, id))
     return;
-  mr_text bytes = {0};
-  mr_detok_bytes(d->v, id, &bytes);
-  size_t i = d->first && d->strip_space && bytes.len && bytes.data[0] == ' ';
-  for (; i < bytes.len; i++)
-    step(d, bytes.data[i], out);
-  if (bytes.len)
-    d->first = false;
-  out->failed = out->failed || bytes.failed;
-  mr_text_free(&bytes);
+  size_t at = out->len;
+  mr_detok_bytes(d->v, id, out);
+  if (out->failed || out->len == at)
+    return;
+  size_t skip = d->first && d->strip_space && out->data[at] == ' ', n = out->len - at - skip;
+  d->first = false;
+  if (!skip && !d->n_held && mr_utf8_valid(out->data + at, n) < 0)
+    return;
+  char *bytes = mr_mem_copy(out->data + at + skip, n); /* not whole characters: one by one */
+  out->len = at;
+  out->data[at] = 0;
+  out->failed = !bytes;
+  for (size_t i = 0; bytes && i < n; i++)
+    step(d, bytes[i], out);
+  mr_mem_free(bytes);
 }
 
 void mr_detok_finish(mr_detok *d, mr_text *out) {

@@ -8,8 +8,9 @@
  *
  * Kinds: byte-level BPE (tokenizer.ggml.model "gpt2") with its pre-tokenizer pattern (PCRE2 with a
  * match limit), and SentencePiece-style merging by score ("llama"). Text may hold NUL; invalid
- * UTF-8 is encoded as upstream does (byte tokens where the vocabulary has them, else U+FFFD). Time
- * is O(n log n) in the length of the text.
+ * UTF-8 is encoded as upstream does (byte tokens where the vocabulary has them, else U+FFFD). Text
+ * is not normalized (MPT's own tokenizer would apply NFC). Time is O(n log n) in the length of the
+ * text.
  */
 #ifndef MR_SRC_TOKENIZER_H
 #define MR_SRC_TOKENIZER_H
@@ -32,8 +33,8 @@ typedef struct mr_ids {
 int mr_ids_push(mr_ids *v, int32_t id); /* 0: out of memory */
 void mr_ids_free(mr_ids *v);
 
-mr_code mr_vocab_open(mr_vocab **out, const mr_gguf *g, mr_err *err); /* copies what it needs from g
-                                                                       */
+/* Copies what it needs from g. MR_E_DATA names the key that is missing, broken or not supported. */
+mr_code mr_vocab_open(mr_vocab **out, const mr_gguf *g, mr_err *err);
 void mr_vocab_close(mr_vocab *v);
 /* True if the file holds a vocabulary at all (tokenizer.ggml.tokens). */
 bool mr_vocab_present(const mr_gguf *g);

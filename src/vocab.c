@@ -212,6 +212,14 @@ static mr_code read_tokens(mr_vocab *v, const mr_gguf *g, mr_err *err) {
   return MR_OK;
 }
 
+/* Notes which bytes may stand before a space mark inside a word: elsewhere a text may be cut there,
+ * since no merge can reach across. */
+static void note_joins(mr_vocab *v, mr_str t) {
+  for (size_t i = 1; i + 3 <= t.len; i++)
+    if (!memcmp(t.s + i, MR_SPACE_MARK, 3))
+      v->joins[(uint8_t)t.s[i - 1]] = true;
+}
+
 static mr_code fill_indexes(mr_vocab *v, mr_err *err) {
   if (!index_init(&v->all, (size_t)v->n) || !index_init(&v->words, (size_t)v->n))
     return no_memory(err);
@@ -220,8 +228,10 @@ static mr_code fill_indexes(mr_vocab *v, mr_err *err) {
     if (!is_word(v, i))
       continue;
     index_add(v, &v->words, i);
-    uint32_t len = v->at[i + 1] - v->at[i];
-    v->longest = len > v->longest ? len : v->longest;
+    mr_str t = mr_vocab_text(v, i);
+    v->longest = t.len > v->longest ? (uint32_t)t.len : v->longest;
+    if (v->spm)
+      note_joins(v, t);
   }
   for (int b = 0; b < 256; b++) {
     char name[8] = {(char)b};

@@ -20,6 +20,8 @@ enum {
   MR_TOKEN_BYTE
 };
 
+#define MR_SPACE_MARK "\xe2\x96\x81" /* U+2581 stands for a space in SentencePiece texts */
+
 enum {
   MR_MARK_END = 1,   /* ends a generation */
   MR_MARK_WHOLE = 2, /* byte-level: merging this token's bytes gives this token again */
@@ -54,6 +56,7 @@ struct mr_vocab {
   int32_t special_from[257]; /* where the texts with this first byte start in `special` */
   bool first_user[256];      /* a user-defined token starts with this byte */
   uint32_t longest;          /* bytes of the longest text in `words` */
+  bool joins[256];           /* SentencePiece: some word has this byte just before a space mark */
   int32_t bos, eos;          /* -1: none */
   bool add_bos, add_eos, add_space_prefix;
   mr_pretok *pretok; /* byte-level */
