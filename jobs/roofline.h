@@ -1,0 +1,27 @@
+/* roofline.h: this machine's limits, measured: memory bandwidth, and what the GEMM of a kernel
+ * table does on data in the cache.
+ *
+ *     mr_roofline r;
+ *     mr_roofline_measure(mr_kernels_best(), threads, 0.1, &r, &err);    seconds for each limit
+ *
+ * Bandwidth is a triad a = b + s*c over arrays of 64 MiB each, with the bytes read and written
+ * counted (McCalpin, STREAM). Rates count a multiply-add as two operations. The best of some rounds
+ * counts: other programs only take away.
+ */
+#ifndef MR_JOBS_ROOFLINE_H
+#define MR_JOBS_ROOFLINE_H
+
+#include "io/err.h"
+#include "kernels/kernels.h"
+
+typedef struct mr_roofline {
+  double bytes_per_s;
+  double ops_per_s[MR_SCHEMES]; /* 0: the table has no such GEMM */
+  int threads;
+} mr_roofline;
+
+/* threads 0: as many as the process may use. */
+mr_code mr_roofline_measure(const mr_kernels *k, int threads, double seconds, mr_roofline *out,
+                            mr_err *err);
+
+#endif
