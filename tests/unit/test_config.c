@@ -204,7 +204,8 @@ static void impossible_numbers(void **state) {
                {"embedding_length", UINT32_MAX, "embedding_length"},
                {"feed_forward_length", 0, "feed_forward_length"},
                {"attention.head_count", 0, "head_count is 0"},
-               {"attention.head_count", 3, "3 heads"},
+               {"attention.head_count", 3, "3 attention heads"},
+               {"attention.head_count", 6, "6 heads"},
                {"attention.head_count_kv", 3, "3 key heads"},
                {"attention.head_count_kv", 0, "head_count_kv is 0"},
                {"context_length", UINT32_MAX, "context_length"}};
