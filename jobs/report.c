@@ -113,9 +113,10 @@ static double per(double a, double b) {
 
 static json_t *throughput(const mr_report *r) {
   const mr_engine_stats *s = &r->stats;
-  return json_pack("{s:o, s:o, s:o, s:o}", "output_tokens_per_s", real(per((double)s->output_tokens, r->run_s)),
-                   "prompt_tokens_per_s", real(per((double)s->prompt_tokens_computed, r->run_s)), "rows_per_s",
-                   real(per((double)r->rows_this_run, r->run_s)), "output_tokens_per_s_whole",
+  double busy_s = r->run_s + r->commit_s;
+  return json_pack("{s:o, s:o, s:o, s:o}", "output_tokens_per_s", real(per((double)s->output_tokens, busy_s)),
+                   "prompt_tokens_per_s", real(per((double)s->prompt_tokens_computed, busy_s)), "rows_per_s",
+                   real(per((double)r->rows_this_run, busy_s)), "output_tokens_per_s_whole",
                    real(per((double)s->output_tokens, r->total_s)));
 }
 

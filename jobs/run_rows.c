@@ -86,9 +86,10 @@ static mr_code commit_result(loop *l, const slot *s, const mr_result *res, mr_er
     return rc;
   mr_line_info info = {.row = s->rec.row, .kind = is_error ? MR_LINE_ERROR : MR_LINE_RESULT};
   if (!is_error) {
-    info.prompt_tokens = (uint64_t)s->rec.e.n_prompt;
+    bool score = s->rec.e.kind == MR_ROW_SCORE;
+    info.prompt_tokens = (uint64_t)s->rec.e.n_prompt; /* as in the line's usage */
     for (int i = 0; i < res->n_choices; i++)
-      info.output_tokens += (uint64_t)res->choices[i].n_sampled;
+      info.output_tokens += (uint64_t)(score ? res->choices[i].n_ids : res->choices[i].n_sampled);
   }
   mr_report_row(&l->r->report, res);
   return commit_line(l, &info, err);
