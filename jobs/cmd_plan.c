@@ -1,0 +1,276 @@
+/* cmd_plan.c: `millrace plan`: checks every row and estimates the run, without running it. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "io/durable.h"
+#include "io/hash.h"
+#include "io/json.h"
+#include "io/mem.h"
+#include "io/sys.h"
+#include "jobs/cmd.h"
+#include "jobs/estimate.h"
+#include "jobs/idset.h"
+#include "jobs/preflight.h"
+#include "jobs/signals.h"
+
+#define BAD_SHOWN 20
+#define SHARED_BLOCK MR_KV_BLOCK
+#define SHARED_BLOCKS_MAX (8u << 20) /* remembered: 128 MiB; later prompts share with these only */
+
+typedef struct planned {
+  mr_job job;
+  mr_prompter *prompter;
+  mr_engine_opts opts;
+  mr_engine_info info;
+  mr_preflight_stats stats;
+  mr_plan *plan;
+  mr_estimate estimate;
+  uint64_t shared_tokens;
+  bool shared_is_least; /* there were more blocks than could be remembered */
+} planned;
+
+/* ------------------------------------------------------------------ the spool */
+
+static bool tick(void *ctx, const mr_preflight_stats *s) {
+  (void)ctx;
+  (void)s;
+  return !mr_signals_stop();
+}
+
+/* Preflight into a directory of its own; the plan's files stay open after it is removed. */
+static mr_code spool(planned *p, const char *dir, mr_err *err) {
+  mr_plan_writer *w;
+  mr_code rc = mr_plan_create(&w, dir, err);
+  if (rc != MR_OK)
+    return rc;
+  rc = mr_preflight_run(&p->job, p->prompter, (double)mr_sys_now->wall_s(), p->info.context, w,
+                        &p->stats, tick, NULL, err);
+  if (rc != MR_OK) {
+    mr_plan_abandon(w);
+    return rc;
+  }
+  rc = mr_plan_finish(w, err);
+  return rc == MR_OK ? mr_plan_open(&p->plan, dir, err) : rc;
+}
+
+static mr_code preflight(planned *p, mr_err *err) {
+  const char *tmp = getenv("TMPDIR");
+  mr_text dir = {0};
+  mr_text_addf(&dir, "%s/millrace-plan-XXXXXX", tmp && *tmp ? tmp : "/tmp");
+  if (dir.failed)
+    return mr_err_set(err, MR_E_NOMEM, "out of memory");
+  mr_code rc = mkdtemp(dir.data) ? spool(p, dir.data, err)
+                                 : mr_err_errno(err, MR_E_CANTCREATE, dir.data, "cannot create");
+  mr_err ignored = MR_ERR_INIT;
+  if (!strstr(dir.data, "XXXXXX"))
+    mr_durable_remove_tree(dir.data, &ignored);
+  mr_text_free(&dir);
+  return rc;
+}
+
+/* ------------------------------------------------------------------ shared prefixes */
+
+/* Blocks of a prompt that an earlier prompt began with too. Each block's hash covers all before it, so equal
+ * hashes are equal beginnings. The last token is always computed: its logits are needed. */
+static mr_code count_prompt(planned *p, mr_idset *seen, const int32_t *ids, int n, mr_err *err) {
+  struct {
+    uint64_t before;
+    int32_t ids[SHARED_BLOCK];
+  } block = {0};
+  for (int at = 0; at + SHARED_BLOCK < n; at += SHARED_BLOCK) {
+    memcpy(block.ids, ids + at, sizeof block.ids);
+    block.before = mr_hash_64(&block, sizeof block);
+    bool known = mr_idset_has(seen, block.before);
+    p->shared_tokens += known ? SHARED_BLOCK : 0;
+    if (known)
+      continue;
+    if (seen->n >= SHARED_BLOCKS_MAX) {
+      p->shared_is_least = true;
+      return MR_OK;
+    }
+    mr_code rc = mr_idset_add(seen, block.before, &known, err);
+    if (rc != MR_OK)
+      return rc;
+  }
+  return MR_OK;
+}
+
+static mr_code count_shared(planned *p, mr_err *err) {
+  mr_idset seen = {0};
+  mr_code rc = MR_OK;
+  for (uint64_t i = 0; i < mr_plan_rows(p->plan) && rc == MR_OK; i++) {
+    if (mr_plan_entry_at(p->plan, i)->n_prompt <= SHARED_BLOCK)
+      continue;
+    mr_plan_record rec;
+    if ((rc = mr_plan_read(p->plan, i, &rec, err)) != MR_OK)
+      break;
+    rc = count_prompt(p, &seen, rec.prompt, rec.e.n_prompt, err);
+    mr_plan_record_free(&rec);
+  }
+  mr_idset_free(&seen);
+  return rc;
+}
+
+/* ------------------------------------------------------------------ bad rows */
+
+typedef void (*bad_fn)(const mr_plan *p, const mr_plan_entry *e, const char *message, void *to);
+
+/* The first BAD_SHOWN bad rows. */
+static mr_code each_bad(const mr_plan *p, bad_fn fn, void *to, mr_err *err) {
+  uint64_t left = mr_plan_bad_rows(p) < BAD_SHOWN ? mr_plan_bad_rows(p) : BAD_SHOWN;
+  for (uint64_t i = 0; left; i++) {
+    const mr_plan_entry *e = mr_plan_entry_at(p, i);
+    if (e->kind != MR_ROW_BAD)
+      continue;
+    left--;
+    mr_plan_record rec;
+    mr_code rc = mr_plan_read(p, i, &rec, err);
+    if (rc != MR_OK)
+      return rc;
+    json_t *v = mr_json_parse(rec.json, rec.json_len, NULL, NULL);
+    const char *message =
+        json_string_value(json_object_get(json_object_get(v, "error"), "message"));
+    fn(p, e, message ? message : "?", to);
+    json_decref(v);
+    mr_plan_record_free(&rec);
+  }
+  return MR_OK;
+}
+
+static const char *file_of(const mr_plan *p, const mr_plan_entry *e) {
+  return e->file < mr_plan_n_files(p) ? mr_plan_files(p)[e->file] : "?";
+}
+
+static void print_bad(const mr_plan *p, const mr_plan_entry *e, const char *message, void *to) {
+  (void)to;
+  printf("  %s:%" PRIu64 ": %s\n", file_of(p, e), e->line, message);
+}
+
+static void add_bad(const mr_plan *p, const mr_plan_entry *e, const char *message, void *to) {
+  mr_text *t = to;
+  mr_text_adds(t, t->len && t->data[t->len - 1] == '}' ? ",{\"file\":" : "{\"file\":");
+  mr_json_add_string(t, file_of(p, e), strlen(file_of(p, e)));
+  mr_text_addf(t, ",\"line\":%" PRIu64 ",\"message\":", e->line);
+  mr_json_add_string(t, message, strlen(message));
+  mr_text_addc(t, '}');
+}
+
+/* ------------------------------------------------------------------ printing */
+
+static void add_int(mr_text *t, const char *name, uint64_t v) {
+  mr_text_addf(t, "%c\"%s\":%" PRIu64, t->len ? ',' : '{', name, v);
+}
+
+static void add_real(mr_text *t, const char *name, double v) {
+  mr_text_addf(t, ",\"%s\":%.4g", name, v);
+}
+
+static mr_code print_json(const planned *p, mr_err *err) {
+  mr_text t = {0};
+  add_int(&t, "rows", mr_plan_rows(p->plan));
+  add_int(&t, "bad_rows", mr_plan_bad_rows(p->plan));
+  add_int(&t, "input_files", p->stats.files);
+  add_int(&t, "input_bytes", p->stats.input_bytes);
+  add_int(&t, "prompt_tokens", mr_plan_prompt_tokens(p->plan));
+  add_int(&t, "shared_prefix_tokens", p->shared_tokens);
+  add_int(&t, "output_tokens_max", mr_plan_output_tokens_max(p->plan));
+  add_int(&t, "kv_bytes_per_token", p->info.kv_bytes_per_token);
+  add_int(&t, "kv_memory_bytes", p->info.kv_memory);
+  add_int(&t, "kv_tokens", p->info.kv_tokens);
+  add_int(&t, "weight_bytes", p->info.packed_bytes);
+  add_int(&t, "batch", (uint64_t)p->estimate.batch);
+  add_int(&t, "step_tokens", (uint64_t)p->info.max_step_tokens);
+  add_int(&t, "context", (uint64_t)p->info.context);
+  add_int(&t, "threads", (uint64_t)p->info.threads);
+  add_real(&t, "gemm_flops_per_s", p->estimate.gemm_flops_per_s);
+  add_real(&t, "memory_bytes_per_s", p->estimate.memory_bytes_per_s);
+  add_real(&t, "prefill_seconds", p->estimate.prefill_s);
+  add_real(&t, "decode_seconds", p->estimate.decode_s);
+  add_real(&t, "predicted_seconds", p->estimate.seconds);
+  add_real(&t, "preflight_seconds", p->stats.seconds);
+  mr_text_addf(&t, ",\"bound_by\":\"%s\",\"bad\":[", p->estimate.bound_by);
+  mr_code rc = each_bad(p->plan, add_bad, &t, err);
+  mr_text_adds(&t, "]}");
+  if (rc == MR_OK && t.failed)
+    rc = mr_err_set(err, MR_E_NOMEM, "out of memory");
+  if (rc == MR_OK)
+    printf("%s\n", t.data);
+  mr_text_free(&t);
+  return rc;
+}
+
+static void print_time(const mr_estimate *e) {
+  printf("predicted         %.1f s: prefill %.1f s, decode %.1f s, bound by %s\n", e->seconds,
+         e->prefill_s, e->decode_s, e->bound_by);
+  printf("                  from %.0f Gflop/s of this machine's GEMM and %.1f GB/s of its memory, "
+         "measured\n"
+         "                  now, with each row running to its limit of output tokens\n",
+         e->gemm_flops_per_s / 1e9, e->memory_bytes_per_s / 1e9);
+}
+
+static mr_code print_text(const planned *p, mr_err *err) {
+  const double mib = 1 << 20;
+  uint64_t bad = mr_plan_bad_rows(p->plan);
+  printf("rows              %" PRIu64 " in %" PRIu64 " files, read in %.1f s\n",
+         mr_plan_rows(p->plan), p->stats.files, p->stats.seconds);
+  printf("bad rows          %" PRIu64 "%s\n", bad,
+         bad > BAD_SHOWN ? ", of which the first are:" : "");
+  mr_code rc = each_bad(p->plan, print_bad, NULL, err);
+  if (rc != MR_OK)
+    return rc;
+  printf("prompt tokens     %" PRIu64 ", of which %s%" PRIu64 " begin as an earlier prompt does\n",
+         mr_plan_prompt_tokens(p->plan), p->shared_is_least ? "at least " : "", p->shared_tokens);
+  printf("output tokens     %" PRIu64 " at most\n", mr_plan_output_tokens_max(p->plan));
+  printf("weights           %.0f MiB packed (%s)\n", (double)p->info.packed_bytes / mib,
+         p->info.scheme);
+  printf("keys and values   %" PRIu64 " bytes a token (%s), %.0f MiB for %" PRIu64 " tokens\n",
+         p->info.kv_bytes_per_token, p->info.kv_type, (double)p->info.kv_memory / mib,
+         p->info.kv_tokens);
+  printf("batch             %.0f rows, steps of up to %d tokens, %d threads\n", p->estimate.batch,
+         p->info.max_step_tokens, p->info.threads);
+  print_time(&p->estimate);
+  return MR_OK;
+}
+
+/* ------------------------------------------------------------------ the command */
+
+static mr_code plan_job(planned *p, mr_err *err) {
+  mr_job_engine_opts(&p->job, &p->opts);
+  mr_code rc = mr_prompter_open(&p->prompter, p->job.model, err);
+  if (rc == MR_OK)
+    rc = mr_engine_estimate(&p->opts, &p->info, err);
+  if (rc == MR_OK)
+    rc = preflight(p, err);
+  if (rc == MR_OK)
+    rc = count_shared(p, err);
+  if (rc != MR_OK)
+    return rc;
+  const mr_workload w = {mr_plan_rows(p->plan) - mr_plan_bad_rows(p->plan),
+                         mr_plan_prompt_tokens(p->plan), mr_plan_output_tokens_max(p->plan)};
+  rc = mr_estimate_run(&p->info, &p->opts, &w, &p->estimate, err);
+  if (rc == MR_OK)
+    rc = p->job.json ? print_json(p, err) : print_text(p, err);
+  if (rc == MR_OK && w.rows == 0 && mr_plan_rows(p->plan) > 0)
+    rc = mr_err_set(err, MR_E_DATA, "none of the rows is valid");
+  return rc;
+}
+
+int mr_cmd_plan(int argc, char **argv) {
+  mr_err err = MR_ERR_INIT;
+  planned p = {0};
+  mr_job_init(&p.job);
+  mr_code rc = mr_job_parse(&p.job, MR_CMD_PLAN, argc, argv, &err);
+  if (rc == MR_OK && p.job.help) {
+    mr_job_help(MR_CMD_PLAN);
+  } else if (rc == MR_OK) {
+    mr_signals_install();
+    rc = plan_job(&p, &err);
+  }
+  if (rc != MR_OK)
+    mr_err_print(&err, stderr);
+  mr_plan_close(p.plan);
+  mr_prompter_close(p.prompter);
+  mr_job_free(&p.job);
+  return mr_err_exit(rc);
+}
