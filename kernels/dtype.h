@@ -50,7 +50,8 @@ typedef struct mr_dtype_info {
   const char *name; /* "Q4_1"; NULL: no such type */
   int block;        /* elements a block */
   int block_bytes;
-  /* n elements (a multiple of block) at src (any alignment) to float32; NULL: known by name only */
+  /* n elements (a multiple of block) at src (any alignment) to float32, not overlapping; NULL:
+   * known by name only */
   void (*to_f32)(float *dst, const void *src, int64_t n);
 } mr_dtype_info;
 

@@ -10,7 +10,7 @@
 /* Q2_K: 16 bytes of (scale, minimum) nibbles, one a group of 16; 64 bytes of 2-bit values; f16 d,
  * f16 dmin. w = d * scale * q - dmin * minimum. Each 32 bytes hold 128 values: bit pair j of byte l
  * is value 32j + l. */
-void mr_k_q2_k_to_f32(float *dst, const void *src, int64_t n) {
+void mr_k_q2_k_to_f32(float *restrict dst, const void *restrict src, int64_t n) {
   const uint8_t *p = src;
   for (int64_t b = 0; b < n / SUPER; b++, p += 84, dst += SUPER) {
     float d = mr_k_load_f16(p + 80), dmin = mr_k_load_f16(p + 82);
@@ -27,7 +27,7 @@ void mr_k_q2_k_to_f32(float *dst, const void *src, int64_t n) {
 /* Q3_K: 32 bytes of third bits (bit 4h + j of byte l: value 128h + 32j + l), 64 bytes of 2-bit
  * values as in Q2_K, 12 bytes of 16 six-bit scales (low nibbles in the first 8, high pairs in the
  * last 4), f16 d. w = d * (scale - 32) * (q - 4) */
-void mr_k_q3_k_to_f32(float *dst, const void *src, int64_t n) {
+void mr_k_q3_k_to_f32(float *restrict dst, const void *restrict src, int64_t n) {
   const uint8_t *p = src;
   for (int64_t b = 0; b < n / SUPER; b++, p += 110, dst += SUPER) {
     const uint8_t *sc = p + 96;
@@ -56,7 +56,7 @@ static void scale_min(const uint8_t *s, int i, int *scale, int *min) {
 
 /* Q4_K: f16 d, f16 dmin, 12 bytes of scales, 128 bytes: each 32 hold 64 values, low nibbles first.
  * w = d * scale * q - dmin * minimum, by groups of 32 */
-void mr_k_q4_k_to_f32(float *dst, const void *src, int64_t n) {
+void mr_k_q4_k_to_f32(float *restrict dst, const void *restrict src, int64_t n) {
   const uint8_t *p = src;
   for (int64_t b = 0; b < n / SUPER; b++, p += 144, dst += SUPER) {
     float d = mr_k_load_f16(p), dmin = mr_k_load_f16(p + 2);
@@ -73,7 +73,7 @@ void mr_k_q4_k_to_f32(float *dst, const void *src, int64_t n) {
 
 /* Q5_K: as Q4_K, with 32 bytes of fifth bits (bit g of byte l: value 32g + l) before the nibbles.
  */
-void mr_k_q5_k_to_f32(float *dst, const void *src, int64_t n) {
+void mr_k_q5_k_to_f32(float *restrict dst, const void *restrict src, int64_t n) {
   const uint8_t *p = src;
   for (int64_t b = 0; b < n / SUPER; b++, p += 176, dst += SUPER) {
     float d = mr_k_load_f16(p), dmin = mr_k_load_f16(p + 2);
@@ -92,7 +92,7 @@ void mr_k_q5_k_to_f32(float *dst, const void *src, int64_t n) {
 /* Q6_K: 128 bytes of low nibbles, 64 bytes of high pairs, 16 int8 scales (one a group of 16), f16
  * d. Each half holds 128 values: row r of 32 has nibble r / 2 of bytes 32 (r & 1).. and pair r. w =
  * d * scale * (q - 32) */
-void mr_k_q6_k_to_f32(float *dst, const void *src, int64_t n) {
+void mr_k_q6_k_to_f32(float *restrict dst, const void *restrict src, int64_t n) {
   const uint8_t *p = src;
   for (int64_t b = 0; b < n / SUPER; b++, p += 210, dst += SUPER) {
     float d = mr_k_load_f16(p + 208);
@@ -108,7 +108,7 @@ void mr_k_q6_k_to_f32(float *dst, const void *src, int64_t n) {
 }
 
 /* Q8_K: f32 d, 256 int8, 16 int16 sums that only dot products use. */
-void mr_k_q8_k_to_f32(float *dst, const void *src, int64_t n) {
+void mr_k_q8_k_to_f32(float *restrict dst, const void *restrict src, int64_t n) {
   const uint8_t *p = src;
   for (int64_t b = 0; b < n / SUPER; b++, p += 292, dst += SUPER) {
     float d;
@@ -124,7 +124,8 @@ static const float e2m1_values[16] = {0,    .5f,  1,  1.5f,  2,  3,  4,  6,
                                       -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};
 
 /* 2 * half values at dst: the low nibbles of q, then the high ones, through a table. */
-static void lookup(float *dst, const uint8_t *q, int half, const float *table, float d) {
+static void lookup(float *restrict dst, const uint8_t *restrict q, int half, const float *table,
+                   float d) {
   for (int j = 0; j < half; j++) {
     dst[j] = d * table[q[j] & 15];
     dst[j + half] = d * table[q[j] >> 4];
@@ -132,7 +133,7 @@ static void lookup(float *dst, const uint8_t *q, int half, const float *table, f
 }
 
 /* IQ4_NL: f16 d, 16 bytes. w = d * table[q] */
-void mr_k_iq4_nl_to_f32(float *dst, const void *src, int64_t n) {
+void mr_k_iq4_nl_to_f32(float *restrict dst, const void *restrict src, int64_t n) {
   const uint8_t *p = src;
   for (int64_t b = 0; b < n / 32; b++, p += 18, dst += 32)
     lookup(dst, p + 2, 16, iq4_values, mr_k_load_f16(p));
@@ -140,7 +141,7 @@ void mr_k_iq4_nl_to_f32(float *dst, const void *src, int64_t n) {
 
 /* IQ4_XS: f16 d, 16 bits of high pairs and 4 bytes of low nibbles of 8 scales, 128 bytes in groups
  * of 16. w = d * (scale - 32) * table[q], by groups of 32 */
-void mr_k_iq4_xs_to_f32(float *dst, const void *src, int64_t n) {
+void mr_k_iq4_xs_to_f32(float *restrict dst, const void *restrict src, int64_t n) {
   const uint8_t *p = src;
   for (int64_t b = 0; b < n / SUPER; b++, p += 136, dst += SUPER) {
     float d = mr_k_load_f16(p);
@@ -159,7 +160,7 @@ static float pow2_bits(uint32_t bits) {
 }
 
 /* MXFP4 (OCP MX): a byte e, scale 2^(e - 127), and 16 bytes of E2M1 values. */
-void mr_k_mxfp4_to_f32(float *dst, const void *src, int64_t n) {
+void mr_k_mxfp4_to_f32(float *restrict dst, const void *restrict src, int64_t n) {
   const uint8_t *p = src;
   for (int64_t b = 0; b < n / 32; b++, p += 17, dst += 32) {
     /* half the scale times twice the value, so that e = 255 stays finite; below 2 it is subnormal
@@ -184,7 +185,7 @@ static float ue4m3(uint8_t b) {
 
 /* NVFP4: 4 bytes of E4M3 scales, one a group of 16; 32 bytes of E2M1 values, 8 a group, low nibbles
  * first. */
-void mr_k_nvfp4_to_f32(float *dst, const void *src, int64_t n) {
+void mr_k_nvfp4_to_f32(float *restrict dst, const void *restrict src, int64_t n) {
   const uint8_t *p = src;
   for (int64_t b = 0; b < n / 64; b++, p += 36, dst += 64)
     for (int g = 0; g < 4; g++)
@@ -194,7 +195,8 @@ void mr_k_nvfp4_to_f32(float *dst, const void *src, int64_t n) {
 /* `count` bytes of base-3 digits, the first digit the most significant: digit i of all bytes, then
  * digit i + 1. A byte holds ceil(256 * number / 243), so multiplying by 3 moves the next digit
  * above the byte. */
-static void ternary(float *dst, const uint8_t *q, int count, int digits, float d) {
+static void ternary(float *restrict dst, const uint8_t *restrict q, int count, int digits,
+                    float d) {
   static const uint8_t pow3[5] = {1, 3, 9, 27, 81};
   for (int i = 0; i < digits; i++)
     for (int l = 0; l < count; l++) {
@@ -204,7 +206,7 @@ static void ternary(float *dst, const uint8_t *q, int count, int digits, float d
 }
 
 /* TQ1_0: 48 bytes of five base-3 digits, 4 bytes of four, f16 d. w = d * (digit - 1) */
-void mr_k_tq1_0_to_f32(float *dst, const void *src, int64_t n) {
+void mr_k_tq1_0_to_f32(float *restrict dst, const void *restrict src, int64_t n) {
   const uint8_t *p = src;
   for (int64_t b = 0; b < n / SUPER; b++, p += 54, dst += SUPER) {
     float d = mr_k_load_f16(p + 52);
@@ -215,7 +217,7 @@ void mr_k_tq1_0_to_f32(float *dst, const void *src, int64_t n) {
 }
 
 /* TQ2_0: 64 bytes of 2-bit values as in Q2_K, f16 d. w = d * (q - 1) */
-void mr_k_tq2_0_to_f32(float *dst, const void *src, int64_t n) {
+void mr_k_tq2_0_to_f32(float *restrict dst, const void *restrict src, int64_t n) {
   const uint8_t *p = src;
   for (int64_t b = 0; b < n / SUPER; b++, p += 66, dst += SUPER) {
     float d = mr_k_load_f16(p + 64);
