@@ -9,10 +9,11 @@
 
 #define TILE_ROWS 6
 #define PREFETCH_AHEAD (4 * GROUP_BYTES)
+#define AMX_MIN_ROWS 5
 
 static int groups_of(int k) { return (k + GROUP - 1) / GROUP; }
 
-static size_t panel_bytes(int k) { return (size_t)groups_of(k) * GROUP_BYTES; }
+static size_t panel_bytes(int k) { return (size_t)groups_of(k) * 2 * GROUP_BYTES; }
 
 static size_t row_bytes(int k) { return ((size_t)groups_of(k) * (GROUP + 8) + 63) / 64 * 64; }
 
@@ -22,7 +23,7 @@ static size_t row_bytes(int k) { return ((size_t)groups_of(k) * (GROUP + 8) + 63
   _mm512_add_ps(partner, _mm512_mask_sub_ps(v, minus, _mm512_setzero_ps(), v))
 
 /* Group g of a row: signs, zeros past k, Hadamard transform over 64 values. */
-static inline __attribute__((always_inline)) void rotate(__m512 v[4], const float *x, int k, int g) {
+INLINE void rotate(__m512 v[4], const float *x, int k, int g) {
   uint64_t signs = mr_i8_signs(g);
   const __m512 minus = _mm512_castsi512_ps(_mm512_set1_epi32((int)0x80000000u));
   UNROLL for (int j = 0; j < 4; j++) {
@@ -96,30 +97,31 @@ static float weight_scale(float s) {
   return s / 64.0f;
 }
 
-static void pack_column(uint8_t *group, float *scale, int c, const float *w, int k, int g) {
+static void pack_column(uint8_t *group, int c, const float *w, int k, int g) {
   __m512 v[4];
   int8_t q[GROUP];
   float inverse;
   rotate(v, w, k, g);
-  *scale = weight_scale(scale_of(largest(v), &inverse));
+  ((float *)(void *)(group + HALF * GROUP))[c] = weight_scale(scale_of(largest(v), &inverse));
   (void)quantize(q, v, inverse);
   for (int i = 0; i < GROUP; i++)
-    group[(i / 4) * NR * 4 + c * 4 + i % 4] = (uint8_t)(q[i] + 128);
+    group[i / 4 * HALF * 4 + c * 4 + i % 4] = (uint8_t)(q[i] + 128);
 }
 
 static void pack_panel(void *dst, const float *w, size_t ld, int cols, int k) {
-  for (int g = 0; g < groups_of(k); g++) {
-    uint8_t *group = (uint8_t *)dst + (size_t)g * GROUP_BYTES;
-    float *scales = (float *)(void *)(group + NR * GROUP);
-    memset(group, 128, NR * GROUP);
-    memset(scales, 0, NR * 4);
-    for (int c = 0; c < cols; c++) pack_column(group, &scales[c], c, w + (size_t)c * ld, k, g);
-  }
+  uint8_t *group = dst;
+  for (int h = 0; h < 2; h++)
+    for (int g = 0; g < groups_of(k); g++, group += GROUP_BYTES) {
+      memset(group, 128, HALF * GROUP);
+      memset(group + HALF * GROUP, 0, HALF * 4);
+      for (int c = 0; c < HALF && h * HALF + c < cols; c++)
+        pack_column(group, c, w + (size_t)(h * HALF + c) * ld, k, g);
+    }
 }
 
 /* ------------------------------------------------------------------ register tiles */
 /* Written as asm with its operand in and out: intrinsics make gcc 12 spill whole tiles. */
-static inline __attribute__((always_inline)) __m512i dot4(__m512i sum, __m512i w, __m512i a) {
+INLINE __m512i dot4(__m512i sum, __m512i w, __m512i a) {
   __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(a));
   return sum;
 }
@@ -130,24 +132,24 @@ static inline int32_t load4(const int8_t *p) {
   return v;
 }
 
-/* rows x NR of y; `rows` and `cold` (the panel comes from memory: prefetch it) are constants where inlined */
-static inline __attribute__((always_inline)) void tile(const i8_gemm *g, int i0, int rows, int cold) {
+/* rows x panel p of y; `rows` and `cold` (the panel comes from memory: prefetch it) are constants */
+INLINE void tile(const i8_gemm *g, int i0, int p, int rows, int cold) {
   const int8_t *x = g->x + (size_t)i0 * g->row_bytes;
   const float *sa = i8_scales(x, g->groups);
   const int32_t *start = i8_starts(x, g->groups);
   const size_t step = g->row_bytes / 4;
-  const uint8_t *w = g->panel;
+  const uint8_t *w[2] = {i8_half(g, 2 * p), i8_half(g, 2 * p + 1)};
   __m512 y[TILE_ROWS][2];
   UNROLL for (int i = 0; i < rows; i++) y[i][0] = y[i][1] = _mm512_setzero_ps();
-  for (int q = 0; q < g->groups; q++, w += GROUP_BYTES) {
+  for (int q = 0; q < g->groups; q++, w[0] += GROUP_BYTES, w[1] += GROUP_BYTES) {
     __m512i sum[TILE_ROWS][2];
     UNROLL for (int i = 0; i < rows; i++)
       sum[i][0] = sum[i][1] = _mm512_set1_epi32(start[(size_t)i * step + (size_t)q]);
     for (int s = 0; s < GROUP / 4; s++) {
-      __m512i w0 = _mm512_load_si512(w + s * NR * 4), w1 = _mm512_load_si512(w + s * NR * 4 + 64);
+      __m512i w0 = _mm512_load_si512(w[0] + s * 64), w1 = _mm512_load_si512(w[1] + s * 64);
       if (cold) {
-        _mm_prefetch((const char *)w + s * NR * 4 + PREFETCH_AHEAD, _MM_HINT_T0);
-        _mm_prefetch((const char *)w + s * NR * 4 + PREFETCH_AHEAD + 64, _MM_HINT_T0);
+        _mm_prefetch((const char *)w[0] + s * 64 + PREFETCH_AHEAD, _MM_HINT_T0);
+        _mm_prefetch((const char *)w[1] + s * 64 + PREFETCH_AHEAD, _MM_HINT_T0);
       }
       UNROLL for (int i = 0; i < rows; i++) {
         __m512i a = _mm512_set1_epi32(load4(x + (size_t)i * g->row_bytes + q * GROUP + s * 4));
@@ -156,7 +158,7 @@ static inline __attribute__((always_inline)) void tile(const i8_gemm *g, int i0,
       }
     }
     UNROLL for (int j = 0; j < 2; j++) {
-      __m512 sw = _mm512_load_ps(w + NR * GROUP + j * 64);
+      __m512 sw = _mm512_load_ps(i8_weight_scales(w[j]));
       __m512 back = _mm512_mul_ps(sw, _mm512_set1_ps(-MAGIC));
       UNROLL for (int i = 0; i < rows; i++) {
         __m512 t = _mm512_fmadd_ps(_mm512_castsi512_ps(sum[i][j]), sw, back);
@@ -165,44 +167,45 @@ static inline __attribute__((always_inline)) void tile(const i8_gemm *g, int i0,
     }
   }
   UNROLL for (int i = 0; i < rows; i++)
-    UNROLL for (int j = 0; j < 2; j++) i8_finish(g, i0 + i, j, y[i][j]);
+    UNROLL for (int j = 0; j < 2; j++) i8_finish(g, i0 + i, 2 * p + j, y[i][j]);
 }
 
-static void vnni_tile(const i8_gemm *g, int i0, int rows, int cold) {
+static void any_tile(const i8_gemm *g, int i0, int p, int rows, int cold) {
   switch (rows * 2 + cold) {
-  case 2: tile(g, i0, 1, 0); break;
-  case 3: tile(g, i0, 1, 1); break;
-  case 4: tile(g, i0, 2, 0); break;
-  case 5: tile(g, i0, 2, 1); break;
-  case 6: tile(g, i0, 3, 0); break;
-  case 7: tile(g, i0, 3, 1); break;
-  case 8: tile(g, i0, 4, 0); break;
-  case 9: tile(g, i0, 4, 1); break;
-  case 10: tile(g, i0, 5, 0); break;
-  case 11: tile(g, i0, 5, 1); break;
-  case 12: tile(g, i0, 6, 0); break;
-  default: tile(g, i0, 6, 1); break;
+  case 2: tile(g, i0, p, 1, 0); break;
+  case 3: tile(g, i0, p, 1, 1); break;
+  case 4: tile(g, i0, p, 2, 0); break;
+  case 5: tile(g, i0, p, 2, 1); break;
+  case 6: tile(g, i0, p, 3, 0); break;
+  case 7: tile(g, i0, p, 3, 1); break;
+  case 8: tile(g, i0, p, 4, 0); break;
+  case 9: tile(g, i0, p, 4, 1); break;
+  case 10: tile(g, i0, p, 5, 0); break;
+  case 11: tile(g, i0, p, 5, 1); break;
+  case 12: tile(g, i0, p, 6, 0); break;
+  default: tile(g, i0, p, 6, 1); break;
   }
 }
+
+static void vnni_gemm(const i8_gemm *g) {
+  int tiles = (g->m + TILE_ROWS - 1) / TILE_ROWS;
+  for (int p = g->p0; p < g->p1; p++)
+    for (int t = 0; t < tiles; t++) {
+      int i0 = (int)((int64_t)g->m * t / tiles), i1 = (int)((int64_t)g->m * (t + 1) / tiles);
+      any_tile(g, i0, p, i1 - i0, t == 0);
+    }
+}
+
+static int amx; /* set once, with the table */
 
 static void gemm(float *y, size_t ldy, const void *x, int m, const void *w, int p0, int p1, int n,
                  int k, const float *bias, int accumulate) {
-  i8_gemm g = {.ldy = ldy, .x = x, .row_bytes = row_bytes(k), .groups = groups_of(k),
-               .accumulate = accumulate};
-  int tiles = (m + TILE_ROWS - 1) / TILE_ROWS;
-  for (int p = p0; p < p1; p++) {
-    int col = p * NR;
-    g.y = y + col;
-    g.panel = (const uint8_t *)w + (size_t)p * panel_bytes(k);
-    g.cols = n - col < NR ? n - col : NR;
-    g.bias = bias != NULL ? bias + col : NULL;
-    for (int t = 0; t < tiles; t++) {
-      int i0 = (int)((int64_t)m * t / tiles), i1 = (int)((int64_t)m * (t + 1) / tiles);
-      vnni_tile(&g, i0, i1 - i0, t == 0);
-    }
-  }
+  const i8_gemm g = {y, ldy, x, row_bytes(k), m, groups_of(k), w, p0, p1, n, bias, accumulate};
+  if (amx && m >= AMX_MIN_ROWS && g.groups <= I8_AMX_GROUPS) mr_i8_amx_gemm(&g);
+  else vnni_gemm(&g);
 }
 
 void mr_k_fill_avx512_i8(mr_kernels *k) {
+  amx = mr_i8_amx_usable();
   k->gemm[MR_SCHEME_I8] = (mr_gemm_ops){NR, panel_bytes, row_bytes, pack_panel, pack_row, gemm};
 }

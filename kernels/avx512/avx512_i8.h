@@ -1,13 +1,15 @@
 /* avx512_i8.h: int8 by groups of 64 along K: what the VNNI and the AMX micro-kernels share.
  *
- * A panel is, for each group: weights + 128 as uint8 [16 steps of 4 along K][NR columns][4], then float scales[NR].
- * A row is: int8 [groups][64], float scales[groups], int32 start[groups].
+ * A panel is two halves of 16 columns; a half is, for each group: weights + 128 as uint8
+ * [16 steps of 4 along K][16 columns][4], then float scales[16]. A row is int8 [groups][64], then
+ * float scales[groups], then int32 start[groups].
  *
- * Integer sums become floats without a conversion: a sum starts at start[g] = MAGIC - 128 * sum(a), where MAGIC is
- * the bits of 1.5 * 2^23 as float32, so its bits are always the float 1.5 * 2^23 + sum(a w). Then, with the weight
- * scale sw of 22 significant bits (so that 1.5 * 2^23 * sw is exact),
- *     t = fma(sum_bits, sw, -1.5 * 2^23 * sw)       is the sum times sw, rounded once,
- *     y = fma(t, sa, y)                             in order of the groups, from y = 0.
+ * Integer sums become floats without a conversion: a sum begins at start[g] = MAGIC_BITS - 128 *
+ * sum(a), where MAGIC_BITS are those of the float 1.5 * 2^23, so that at its end it holds the bits
+ * of the float 1.5 * 2^23 + sum(a w). Weight scales have 22 significant bits, so 1.5 * 2^23 * sw is
+ * exact, and
+ *     t = fma(float of the bits, sw, -1.5 * 2^23 * sw)    is the sum times sw, rounded once,
+ *     y = fma(t, sa, y)                                   in the order of the groups, from y = 0.
  * Every micro-kernel does just this for each element, so all give the same bits.
  */
 #ifndef MR_KERNELS_AVX512_AVX512_I8_H
@@ -18,44 +20,57 @@
 #include <stdint.h>
 
 #define GROUP 64
-#define NR 32
-#define GROUP_BYTES (NR * GROUP + NR * 4) /* of one group in a panel */
+#define HALF 16
+#define NR (2 * HALF)
+#define GROUP_BYTES (HALF * GROUP + HALF * 4) /* of one group in a half panel */
 #define MAGIC_BITS 0x4b400000
 #define MAGIC 12582912.0f
 #define UNROLL _Pragma("GCC unroll 16")
+#define INLINE static inline __attribute__((always_inline))
 
-typedef struct i8_gemm { /* one call: rows times one panel */
-  float *y;              /* [m, NR], ldy floats apart */
+typedef struct i8_gemm { /* one call; see mr_gemm_ops.gemm */
+  float *y;
   size_t ldy;
-  const int8_t *x;       /* m rows, row_bytes apart */
+  const int8_t *x;
   size_t row_bytes;
-  const uint8_t *panel;
-  int groups;
-  int cols;              /* 1..NR columns that y has */
-  const float *bias;     /* of this panel's columns, or NULL */
+  int m, groups;
+  const uint8_t *w;
+  int p0, p1, n;
+  const float *bias;
   int accumulate;
 } i8_gemm;
 
-static inline const float *i8_scales(const int8_t *row, int groups) {
+INLINE const float *i8_scales(const int8_t *row, int groups) {
   return (const float *)(const void *)(row + (size_t)groups * GROUP);
 }
 
-static inline const int32_t *i8_starts(const int8_t *row, int groups) {
+INLINE const int32_t *i8_starts(const int8_t *row, int groups) {
   return (const int32_t *)(const void *)(row + (size_t)groups * (GROUP + 4));
 }
 
-static inline __mmask16 i8_mask(int cols, int j) {
-  int n = cols - 16 * j;
-  return n >= 16 ? 0xffff : n <= 0 ? 0 : (__mmask16)((1u << n) - 1);
+/* Half panel h (half 0 of panel p is 2p). */
+INLINE const uint8_t *i8_half(const i8_gemm *g, int h) {
+  return g->w + (size_t)h * (size_t)g->groups * GROUP_BYTES;
 }
 
-/* 16 columns of one row */
-static inline __attribute__((always_inline)) void i8_finish(const i8_gemm *g, int row, int j, __m512 v) {
-  __mmask16 mask = i8_mask(g->cols, j);
-  float *y = g->y + (size_t)row * g->ldy + 16 * j;
-  if (g->bias != NULL) v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, g->bias + 16 * j));
+INLINE const float *i8_weight_scales(const uint8_t *group) {
+  return (const float *)(const void *)(group + HALF * GROUP);
+}
+
+/* One row of half panel h into y. */
+INLINE void i8_finish(const i8_gemm *g, int row, int h, __m512 v) {
+  int col = h * HALF, left = g->n - col;
+  __mmask16 mask = left >= 16 ? 0xffff : left <= 0 ? 0 : (__mmask16)((1u << left) - 1);
+  float *y = g->y + (size_t)row * g->ldy + col;
+  if (g->bias != NULL) v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, g->bias + col));
   if (g->accumulate) v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, y));
   _mm512_mask_storeu_ps(y, mask, v);
 }
+
+/* avx512_amx.c. usable: 1 if CPU and operating system let this process use the tiles; it asks, so
+ * call it once. gemm: the whole call; groups <= I8_AMX_GROUPS. */
+#define I8_AMX_GROUPS 256
+int mr_i8_amx_usable(void);
+void mr_i8_amx_gemm(const i8_gemm *g);
 
 #endif

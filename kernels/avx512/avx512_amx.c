@@ -1,0 +1,157 @@
+/* avx512_amx.c: the int8 GEMM's micro-kernel on AMX tiles, for CPUs that have them. Arithmetic and
+ * layouts: avx512_i8.h.
+ *
+ * One group of 64 along K is one tile product: rows [16][64] int8 times weights [16 steps][16
+ * columns][4] uint8 gives exact int32 sums [16][16]. They pass through memory (L1) to the vector
+ * unit, which scales and adds them, while the products of the next two groups run.
+ *
+ * Loops: blocks of panels that stay in L2; in them tiles of 16 rows, which stay in L1; in them the
+ * half panels of the block.
+ */
+#include <cpuid.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "kernels/avx512/avx512_i8.h"
+
+#define TILE_ROWS 16
+#define BLOCK_BYTES (512 * 1024)
+#define ARCH_REQ_XCOMP_PERM 0x1023 /* asm/prctl.h of Linux 5.16 and later */
+#define XFEATURE_XTILEDATA 18
+
+/* Tiles: 0 and 1 sums, 4 and 6 rows, 5 and 7 weights. Instructions by name, without intrinsics: the
+ * rest of this file must not need a CPU that has them. */
+#define TILE_ZERO(c) __asm__ volatile("tilezero %%tmm" #c ::)
+#define TILE_LOAD(t, p, stride)                                                                    \
+  __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"((size_t)(stride)) : "memory")
+#define TILE_STORE(t, p)                                                                           \
+  __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(p), "r"((size_t)64) : "memory")
+#define TILE_DOT(c, a, b) __asm__ volatile("tdpbsud %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
+
+typedef struct tile_config { /* Intel SDM volume 1, chapter 18, palette 1 */
+  uint8_t palette, start_row, reserved[14];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+} tile_config;
+
+typedef struct row_group { /* of one group: what the 16 rows of a tile need beside their bytes */
+  int32_t start[TILE_ROWS];
+  float scale[TILE_ROWS];
+} row_group;
+
+typedef struct row_tile {
+  const int8_t *x;
+  int i0, rows, skip; /* rows before i0 + skip are computed, not stored: another tile stored them */
+  row_group groups[I8_AMX_GROUPS];
+} row_tile;
+
+int mr_i8_amx_usable(void) {
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+  if ((d >> 24 & 1) == 0 || (d >> 25 & 1) == 0) return 0; /* AMX-TILE, AMX-INT8 */
+  return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+
+static void configure(int rows) {
+  tile_config t = {.palette = 1};
+  for (int i = 0; i < 8; i++) {
+    t.row_bytes[i] = 64;
+    t.rows[i] = (uint8_t)(i == 5 || i == 7 ? 16 : rows);
+  }
+  __asm__ volatile("ldtilecfg %0" ::"m"(t));
+}
+
+static void gather_rows(row_tile *t, const i8_gemm *g) {
+  __mmask16 on = (__mmask16)((1u << t->rows) - 1);
+  __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  __m512i at = _mm512_mullo_epi32(lane, _mm512_set1_epi32((int)(g->row_bytes / 4)));
+  const float *scales = i8_scales(t->x, g->groups);
+  const int32_t *starts = i8_starts(t->x, g->groups);
+  for (int q = 0; q < g->groups; q++) {
+    __m512i zero = _mm512_setzero_si512();
+    __m512i start = _mm512_mask_i32gather_epi32(zero, on, at, starts + q, 4);
+    __m512 scale = _mm512_mask_i32gather_ps(_mm512_setzero_ps(), on, at, scales + q, 4);
+    _mm512_storeu_si512(t->groups[q].start, start);
+    _mm512_storeu_ps(t->groups[q].scale, scale);
+  }
+}
+
+/* Scales the sums of one group and adds them to y. */
+INLINE void scale_add(__m512 *y, const int32_t *sums, int rows, const float *sw,
+                      const row_group *r) {
+  __m512 w = _mm512_load_ps(sw), back = _mm512_mul_ps(w, _mm512_set1_ps(-MAGIC));
+  UNROLL for (int i = 0; i < rows; i++) {
+    __m512i s = _mm512_load_si512(sums + 16 * i);
+    s = _mm512_add_epi32(s, _mm512_set1_epi32(r->start[i]));
+    __m512 t = _mm512_fmadd_ps(_mm512_castsi512_ps(s), w, back);
+    y[i] = _mm512_fmadd_ps(t, _mm512_set1_ps(r->scale[i]), y[i]);
+  }
+}
+
+/* Starts the sums of group q in tile c, by way of tiles a and b. */
+#define ISSUE(q, c, a, b)                                                                          \
+  do {                                                                                             \
+    TILE_ZERO(c);                                                                                  \
+    TILE_LOAD(a, x + (size_t)(q) * GROUP, row_bytes);                                              \
+    TILE_LOAD(b, w + (size_t)(q) * GROUP_BYTES, 64);                                               \
+    TILE_DOT(c, a, b);                                                                             \
+  } while (0)
+
+/* Stores the sums of group q, starts those of q + 2, and scales those of q - 1, stored before. */
+#define STEP(q, c, a, b)                                                                           \
+  do {                                                                                             \
+    if ((q) < groups) TILE_STORE(c, sums[(q) & 1]);                                                \
+    if ((q) + 2 < groups) ISSUE((q) + 2, c, a, b);                                                 \
+    scale_add(y, sums[((q) - 1) & 1], rows,                                                        \
+              i8_weight_scales(w + (size_t)((q) - 1) * GROUP_BYTES), &r->groups[(q) - 1]);         \
+  } while (0)
+
+INLINE void half_tile(const i8_gemm *g, const row_tile *r, int rows, int h) {
+  _Alignas(64) int32_t sums[2][TILE_ROWS * 16];
+  const int groups = g->groups;
+  const size_t row_bytes = g->row_bytes;
+  const int8_t *x = r->x;
+  const uint8_t *w = i8_half(g, h);
+  __m512 y[TILE_ROWS];
+  UNROLL for (int i = 0; i < rows; i++) y[i] = _mm512_setzero_ps();
+  ISSUE(0, 0, 4, 5);
+  if (groups > 1) ISSUE(1, 1, 6, 7);
+  TILE_STORE(0, sums[0]);
+  if (groups > 2) ISSUE(2, 0, 4, 5);
+  for (int q = 1; q <= groups; q += 2) {
+    STEP(q, 1, 6, 7);
+    if (q < groups) STEP(q + 1, 0, 4, 5);
+  }
+  UNROLL for (int i = 0; i < rows; i++)
+    if (i >= r->skip) i8_finish(g, r->i0 + i, h, y[i]);
+}
+
+static void any_half(const i8_gemm *g, const row_tile *r, int h) {
+#define CASE(R) case R: half_tile(g, r, R, h); break
+  switch (r->rows) {
+    CASE(1); CASE(2); CASE(3); CASE(4); CASE(5); CASE(6); CASE(7); CASE(8); CASE(9); CASE(10);
+    CASE(11); CASE(12); CASE(13); CASE(14); CASE(15);
+  default: half_tile(g, r, 16, h); break;
+  }
+#undef CASE
+}
+
+/* All row tiles have the same number of rows, so that the tiles are set up once: the last may begin
+ * before the end of the one before it. */
+void mr_i8_amx_gemm(const i8_gemm *g) {
+  int tiles = (g->m + TILE_ROWS - 1) / TILE_ROWS, rows = (g->m + tiles - 1) / tiles;
+  int h1 = 2 * g->p1 < (g->n + HALF - 1) / HALF ? 2 * g->p1 : (g->n + HALF - 1) / HALF;
+  int block = BLOCK_BYTES / (g->groups * GROUP_BYTES) + 1;
+  row_tile t = {.rows = rows};
+  configure(rows);
+  for (int h0 = 2 * g->p0; h0 < h1; h0 += block)
+    for (int i = 0; i < g->m; i += rows) {
+      t.i0 = i + rows > g->m ? g->m - rows : i;
+      t.skip = i - t.i0;
+      t.x = g->x + (size_t)t.i0 * g->row_bytes;
+      gather_rows(&t, g);
+      for (int h = h0; h < h1 && h < h0 + block; h++) any_half(g, &t, h);
+    }
+  __asm__ volatile("tilerelease" ::);
+}
