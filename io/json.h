@@ -28,9 +28,9 @@ json_t *mr_json_read(const char *path, size_t limit, mr_err *err);
 /* s quoted and escaped; bytes that are not UTF-8 become U+FFFD. */
 void mr_json_add_string(mr_text *t, const char *s, size_t len);
 void mr_json_add_int(mr_text *t, int64_t v);
-/* The shortest text that reads back as the same number; null when it is not finite. */
+/* A text that reads back as the same number (15 to 17 digits); null when it is not finite. */
 void mr_json_add_real(mr_text *t, double v);
-void mr_json_add_float(mr_text *t, float v); /* shortest that reads back as the same float */
+void mr_json_add_float(mr_text *t, float v); /* 6 to 9 digits */
 /* A value in compact form, members in their order. */
 void mr_json_add(mr_text *t, const json_t *v);
 
