@@ -5,8 +5,8 @@
 
 #define GREEDY_BELOW 1e-5f /* dividing by less would only overflow */
 #define DEFAULT_SEED 0x6d696c6c72616365ull
-#define STRIDE 64  /* values that one test skips together */
-#define BLOCK 1024 /* values whose probability is summed together */
+#define STRIDE 64 /* values that one test skips together */
+#define BLOCK 256 /* values whose probability is summed together */
 
 const mr_sampling mr_sampling_default = {.temperature = 1,
                                          .top_p = 1,
@@ -89,20 +89,6 @@ static bool any_from(const float *x, float floor) {
   return hit;
 }
 
-/* All values >= floor, in order of id. */
-static int gather_from(const float *x, int n, float floor, cand *out) {
-  int m = 0;
-  for (int i = 0; i < n; i += STRIDE) {
-    int end = n - i < STRIDE ? n : i + STRIDE;
-    if (end == i + STRIDE && !any_from(x + i, floor))
-      continue;
-    for (int j = i; j < end; j++)
-      if (x[j] >= floor)
-        out[m++] = (cand){x[j], j};
-  }
-  return m;
-}
-
 /* The k largest, 1 <= k <= n, in no useful order (a heap with the worst on top). */
 static void gather_top(const float *x, int n, int k, cand *out) {
   for (int i = 0; i < k; i++)
@@ -123,114 +109,196 @@ static void gather_top(const float *x, int n, int k, cand *out) {
   }
 }
 
-static int keep_from(cand *c, int n, float floor) {
-  int m = 0;
-  for (int i = 0; i < n; i++)
-    if (c[i].x >= floor)
-      c[m++] = c[i];
-  return m;
-}
+/* ---------------------------------------------------------------- sets of candidates
+ * x and id side by side, so that the vector kernel sums their weights e^(x - max). */
+
+typedef struct cands {
+  float *x;
+  int32_t *id; /* NULL: the index */
+  int n;
+} cands;
 
 static double weight(float x, float max) {
   return exp((double)x - max);
 }
 
-/* The smallest set of best candidates whose weights reach `mass`; moved to the front. */
-static int nucleus(cand *c, int n, float max, double mass) {
-  double sum = 0;
-  int kept = 0;
-  heapify(c, n, true);
-  while (kept < n && (kept == 0 || sum < mass)) {
-    cand top = c[0];
-    int last = n - 1 - kept++;
-    c[0] = c[last];
-    c[last] = top; /* the popped ones grow from the end */
-    sift_down(c, last, 0, true);
-    sum += weight(top.x, max);
-  }
-  memmove(c, c + (n - kept), (size_t)kept * sizeof *c);
-  return kept;
+static double mass_of(const mr_kernels *k, const float *x, int n, float max) {
+  double lse = n ? k->logsumexp(x, n) : -INFINITY;
+  return lse > -INFINITY ? exp(lse - max) : 0; /* NaN where all are masked */
 }
 
-static int32_t draw(const cand *c, int n, float max, double u) {
-  double total = 0, sum = 0;
-  int32_t last = c[0].id;
-  for (int i = 0; i < n; i++)
-    total += weight(c[i].x, max);
-  for (int i = 0; i < n; i++) {
-    double w = weight(c[i].x, max);
-    if (w <= 0)
-      continue;
-    last = c[i].id;
-    sum += w;
-    if (sum > u * total)
-      break;
-  }
-  return last;
-}
-
-/* ---------------------------------------------------------------- the whole vocabulary */
-
-/* mass[b]: weight of the values of block b; returns their sum. Blocks keep the exponentials in the
- * vector kernel. */
-static double block_masses(const mr_kernels *k, const float *x, int n, float max, double *mass) {
+static double block_masses(const mr_kernels *k, const cands *c, float max, double *mass) {
   double total = 0;
-  for (int i = 0, b = 0; i < n; i += BLOCK, b++) {
-    double lse = k->logsumexp(x + i, n - i < BLOCK ? n - i : BLOCK);
-    mass[b] = lse > -INFINITY ? exp(lse - max) : 0; /* NaN where all of the block is masked */
+  for (int i = 0, b = 0; i < c->n; i += BLOCK, b++) {
+    mass[b] = mass_of(k, c->x + i, c->n - i < BLOCK ? c->n - i : BLOCK, max);
     total += mass[b];
   }
   return total;
 }
 
-static int32_t draw_all(const float *x, int n, float max, const double *mass, double total,
-                        double u, cand *room) {
-  double sum = 0;
-  int blocks = (n + BLOCK - 1) / BLOCK, at = 0;
-  for (int b = 0; b < blocks; b++) {
-    if (mass[b] <= 0)
+/* All values >= floor, in order of id. */
+static void gather_from(const float *x, int n, float floor, cands *out) {
+  int m = 0;
+  for (int i = 0; i < n; i += STRIDE) {
+    int end = n - i < STRIDE ? n : i + STRIDE;
+    if (end == i + STRIDE && !any_from(x + i, floor))
       continue;
-    at = b;
-    if (sum + mass[b] > u * total)
-      break;
-    sum += mass[b];
+    for (int j = i; j < end; j++) { /* without a branch: what is not wanted is written over */
+      out->x[m] = x[j];
+      out->id[m] = j;
+      m += x[j] >= floor;
+    }
   }
-  int len = n - at * BLOCK < BLOCK ? n - at * BLOCK : BLOCK;
-  for (int i = 0; i < len; i++)
-    room[i] = (cand){x[at * BLOCK + i], at * BLOCK + i};
-  double inside = (u * total - sum) / mass[at];
-  return draw(room, len, max, inside < 0 ? 0 : inside < 1 ? inside : 1 - 0x1p-53);
+  out->n = m;
+}
+
+static void keep_from(cands *c, float floor) {
+  int m = 0;
+  for (int i = 0; i < c->n; i++) {
+    c->x[m] = c->x[i];
+    c->id[m] = c->id[i];
+    m += c->x[i] >= floor;
+  }
+  c->n = m;
+}
+
+static cand at(const cands *c, int i) {
+  return (cand){c->x[i], c->id[i]};
+}
+
+static void put(cands *c, int i, cand v) {
+  c->x[i] = v.x;
+  c->id[i] = v.id;
+}
+
+/* Parts from..to-1 around a pivot: better ones, the pivot at the place returned, worse ones. */
+static int split(cands *c, int from, int to) {
+  cand lo = at(c, from), mid = at(c, from + (to - from) / 2), hi = at(c, to - 1);
+  int place = better(lo, mid) == better(mid, hi)  ? from + (to - from) / 2
+              : better(mid, lo) == better(lo, hi) ? from
+                                                  : to - 1;
+  cand pivot = at(c, place);
+  put(c, place, hi);
+  int m = from;
+  for (int i = from; i < to - 1; i++) {
+    cand v = at(c, i);
+    put(c, i, at(c, m));
+    put(c, m, v);
+    m += better(v, pivot);
+  }
+  put(c, to - 1, at(c, m));
+  put(c, m, pivot);
+  return m;
+}
+
+/* Keeps the smallest set of best candidates whose weights reach goal (or all): a quickselect by
+ * mass. */
+static void nucleus(const mr_kernels *k, cands *c, float max, double goal) {
+  int from = 0, to = c->n; /* those before `from` are kept and do not reach it; `to` suffices */
+  double sum = 0;
+  while (to - from > 1) {
+    int p = split(c, from, to);
+    double better_ones = mass_of(k, c->x + from, p - from, max);
+    if (sum + better_ones >= goal && p > from) {
+      to = p;
+      continue;
+    }
+    sum += better_ones + weight(c->x[p], max);
+    from = p + 1;
+    if (sum >= goal)
+      to = from;
+  }
+  c->n = to;
+}
+
+/* mass: of the blocks, total their sum. */
+static int32_t draw(const cands *c, float max, const double *mass, double total, double u) {
+  int blocks = (c->n + BLOCK - 1) / BLOCK, b = 0, last = 0;
+  double left = u * total, inside = 0, sum = 0;
+  for (int i = 0; i < blocks; i++) {
+    if (mass[i] <= 0)
+      continue;
+    b = i;
+    if (left < mass[i])
+      break;
+    left -= mass[i];
+  }
+  int from = b * BLOCK, to = c->n - from < BLOCK ? c->n : from + BLOCK;
+  for (int i = from; i < to; i++)
+    inside += weight(c->x[i], max);
+  left *= inside / mass[b]; /* the kernel's sum and this one differ in the last digits */
+  for (int i = from; i < to && sum <= left; i++) {
+    double w = weight(c->x[i], max);
+    last = w > 0 ? i : last;
+    sum += w;
+  }
+  return c->id ? c->id[last] : last;
+}
+
+/* ---------------------------------------------------------------- the draw */
+
+typedef struct room { /* parts of the scratch */
+  cand *heap;         /* n_vocab */
+  cands set;          /* n_vocab */
+  float *copy;        /* n_vocab */
+  double *mass;       /* blocks */
+} room;
+
+static size_t padded(int n_vocab) {
+  return ((size_t)n_vocab + 15) & ~(size_t)15;
+}
+
+size_t mr_sampler_scratch(int n_vocab) {
+  size_t n = padded(n_vocab), blocks = (n + BLOCK - 1) / BLOCK;
+  size_t bytes = n * (2 * sizeof(cand) + sizeof(float)) + blocks * sizeof(double);
+  return (bytes + 63) & ~(size_t)63;
+}
+
+static room divide(void *scratch, int n_vocab) {
+  size_t n = padded(n_vocab);
+  room r = {.heap = scratch};
+  r.set.x = (float *)(r.heap + n);
+  r.set.id = (int32_t *)(r.set.x + n);
+  r.copy = (float *)(r.set.id + n);
+  r.mass = (double *)(r.copy + n);
+  return r;
+}
+
+static void keep_top(const float *x, int n, int top_k, room *r) {
+  gather_top(x, n, top_k, r->heap);
+  for (int i = 0; i < top_k; i++)
+    put(&r->set, i, r->heap[i]);
+  r->set.n = top_k;
 }
 
 /* logits are divided by the temperature here; max is their largest before. */
 static int32_t draw_token(const mr_kernels *k, const mr_sampling *s, float *x, int n, float max,
-                          double u, cand *c, double *mass) {
+                          double u, room *r) {
   if (s->temperature != 1) {
     k->scale(x, 1 / s->temperature, n);
     max *= 1 / s->temperature;
   }
-  int top_k = s->top_k > 0 && s->top_k < n ? s->top_k : 0, m;
-  bool cut = s->top_p < 1;
-  float floor = s->min_p > 0 ? max + logf(s->min_p < 1 ? s->min_p : 1) : -INFINITY;
-  double total = 0;
-  if (top_k) {
-    gather_top(x, n, top_k, c);
-    m = top_k;
-    for (int i = 0; cut && i < m; i++)
-      total += weight(c[i].x, max);
-  } else {
-    total = cut || s->min_p <= 0 ? block_masses(k, x, n, max, mass) : 0;
-    if (!cut && s->min_p <= 0)
-      return draw_all(x, n, max, mass, total, u, c);
+  cands all = {x, NULL, n}, *set = &all;
+  bool top_k = s->top_k > 0 && s->top_k < n, top_p = s->top_p<1, min_p = s->min_p> 0;
+  float floor = min_p ? max + logf(s->min_p < 1 ? s->min_p : 1) : -INFINITY;
+  if (top_k || top_p || min_p)
+    set = &r->set;
+  if (top_k)
+    keep_top(x, n, s->top_k, r);
+  double total = top_p || !min_p ? block_masses(k, top_k ? set : &all, max, r->mass) : 0;
+  if (!top_k && set != &all) {
     /* All values below (1 - top_p) / n of the mass hold less than 1 - top_p together: the nucleus
      * needs none. The small margin is for rounding. */
-    float rare = cut ? (float)(max + log(total * (1 - (double)s->top_p) / n) - 1e-3) : floor;
-    m = gather_from(x, n, rare < max ? rare : max, c);
+    float rare = top_p ? (float)(max + log(total * (1 - (double)s->top_p) / n) - 1e-3) : floor;
+    gather_from(x, n, rare < max ? rare : max, set);
   }
-  if (cut)
-    m = nucleus(c, m, max, s->top_p * total);
-  m = keep_from(c, m, floor);
-  return draw(c, m, max, u);
+  if (top_p)
+    nucleus(k, set, max, s->top_p * total);
+  if (min_p)
+    keep_from(set, floor);
+  if (top_p || min_p)
+    total = block_masses(k, set, max, r->mass);
+  return draw(set, max, r->mass, total, u);
 }
 
 /* ---------------------------------------------------------------- changes to single logits */
@@ -309,26 +377,18 @@ static int checked_argmax(const mr_kernels *k, const float *x, int n) {
   return bad || !isfinite(x[best]) ? -1 : best;
 }
 
-size_t mr_sampler_scratch(int n_vocab) {
-  size_t n = ((size_t)n_vocab + 15) & ~(size_t)15;
-  size_t blocks = (n + BLOCK - 1) / BLOCK;
-  return n * (sizeof(cand) + sizeof(float)) + ((blocks + 7) & ~(size_t)7) * sizeof(double);
-}
-
 mr_code mr_sampler_pick(const mr_kernels *k, const mr_sampling *s, float *logits, int n_vocab,
                         const mr_sampler_state *st, const int32_t *ends, int n_ends,
                         uint64_t row_key, int choice, void *scratch, mr_sampled *out, mr_err *err) {
-  size_t room = ((size_t)n_vocab + 15) & ~(size_t)15;
-  cand *c = scratch;
-  float *copy = (float *)(c + room), *raw = logits;
-  double *mass = (double *)(copy + room);
+  room r = divide(scratch, n_vocab);
+  float *raw = logits;
   bool greedy = s->temperature < GREEDY_BELOW;
   bool adjusts = s->n_bias > 0 || penalizes(s, st) || (st->n_output < s->min_tokens && n_ends > 0);
   int best = checked_argmax(k, logits, n_vocab);
   if (best < 0)
     return mr_err_set(err, MR_E_DATA, "the model's logits are not finite");
   if (s->logprobs >= 0 && (adjusts || (!greedy && s->temperature != 1)))
-    raw = memcpy(copy, logits, (size_t)n_vocab * sizeof *copy);
+    raw = memcpy(r.copy, logits, (size_t)n_vocab * sizeof *raw);
   if (adjusts) {
     adjust(s, logits, n_vocab, st, ends, n_ends, scratch);
     best = checked_argmax(k, logits, n_vocab);
@@ -337,9 +397,8 @@ mr_code mr_sampler_pick(const mr_kernels *k, const mr_sampling *s, float *logits
     return mr_err_set(err, MR_E_DATA,
                       "logit_bias, penalties and min_tokens leave no token to choose");
   memset(out, 0, sizeof *out);
-  out->id = greedy ? best
-                   : draw_token(k, s, logits, n_vocab, logits[best],
-                                uniform(s, row_key, choice, st->n_output), c, mass);
+  double u = greedy ? 0 : uniform(s, row_key, choice, st->n_output);
+  out->id = greedy ? best : draw_token(k, s, logits, n_vocab, logits[best], u, &r);
   if (s->logprobs >= 0)
     report(k, raw, n_vocab, out->id, s->logprobs, out);
   return MR_OK;
