@@ -1,0 +1,115 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "io/mem.h"
+#include "jobs/schedule.h"
+#include "temp.h"
+
+/* A plan of rows with these lengths; -1: a bad row. */
+static mr_plan *plan_of(const int *lengths, int n) {
+  mr_err e = MR_ERR_INIT;
+  mr_plan_writer *w;
+  mr_plan *p = NULL;
+  assert_int_equal(mr_plan_create(&w, temp_dir, &e), MR_OK);
+  int32_t *ids = mr_mem_alloc(4096, sizeof *ids);
+  for (int i = 0; i < n; i++) {
+    bool bad = lengths[i] < 0;
+    mr_plan_record rec = {.e = {.n_prompt = bad ? 0 : lengths[i],
+                                .n_out = bad ? 0 : 1,
+                                .kind = bad ? MR_ROW_BAD : MR_ROW_PLAIN},
+                          .json = "{}",
+                          .json_len = 2,
+                          .prompt = ids};
+    assert_int_equal(mr_plan_append(w, &rec, &e), MR_OK);
+  }
+  mr_mem_free(ids);
+  assert_int_equal(mr_plan_finish(w, &e), MR_OK);
+  assert_int_equal(mr_plan_open(&p, temp_dir, &e), MR_OK);
+  return p;
+}
+
+static void order_is(mr_schedule *s, const int *want, int n) {
+  uint64_t row;
+  for (int i = 0; i < n; i++) {
+    assert_int_equal(mr_schedule_left(s), n - i);
+    assert_true(mr_schedule_next(s, &row));
+    assert_int_equal(row, want[i]);
+  }
+  assert_false(mr_schedule_next(s, &row));
+}
+
+static bool skip_odd(void *ctx, uint64_t row) {
+  (void)ctx;
+  return row % 2 == 1;
+}
+
+static void bad_ones_first_then_long_before_short(void **state) {
+  (void)state;
+  const int lengths[] = {10, 4000, -1, 500, 10, -1, 1000, 2000};
+  const int all[] = {2, 5, 1, 7, 6, 3, 0, 4}, even[] = {2, 6, 0, 4};
+  mr_err e = MR_ERR_INIT;
+  mr_plan *p = plan_of(lengths, 8);
+  mr_schedule *s;
+  assert_int_equal(mr_schedule_open(&s, p, NULL, NULL, &e), MR_OK);
+  order_is(s, all, 8);
+  mr_schedule_close(s);
+  assert_int_equal(mr_schedule_open(&s, p, skip_odd, NULL, &e), MR_OK);
+  order_is(s, even, 4);
+  mr_schedule_close(s);
+  mr_plan_close(p);
+}
+
+static void a_row_that_found_no_room_comes_again(void **state) {
+  (void)state;
+  const int lengths[] = {5, 50};
+  mr_err e = MR_ERR_INIT;
+  mr_plan *p = plan_of(lengths, 2);
+  mr_schedule *s;
+  uint64_t row = 9;
+  assert_int_equal(mr_schedule_open(&s, p, NULL, NULL, &e), MR_OK);
+  assert_true(mr_schedule_next(s, &row));
+  mr_schedule_back(s);
+  assert_true(mr_schedule_next(s, &row));
+  assert_int_equal(row, 1);
+  assert_int_equal(mr_schedule_left(s), 1);
+  mr_schedule_close(s);
+  mr_plan_close(p);
+}
+
+/* Each row once, and lengths fall but for the width of a bucket. */
+static void every_row_comes_once(void **state) {
+  (void)state;
+  enum { N = 3000 };
+  static int lengths[N];
+  static unsigned char seen[N];
+  for (int i = 0; i < N; i++)
+    lengths[i] = i * 7919 % 4001;
+  mr_err e = MR_ERR_INIT;
+  mr_plan *p = plan_of(lengths, N);
+  mr_schedule *s;
+  uint64_t row;
+  int last = 4001;
+  assert_int_equal(mr_schedule_open(&s, p, NULL, NULL, &e), MR_OK);
+  while (mr_schedule_next(s, &row)) {
+    assert_true(row < N && !seen[row]++);
+    assert_true(lengths[row] <= last * 1.07 + 2);
+    last = lengths[row] < last ? lengths[row] : last;
+  }
+  for (int i = 0; i < N; i++)
+    assert_int_equal(seen[i], 1);
+  mr_schedule_close(s);
+  mr_plan_close(p);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(bad_ones_first_then_long_before_short),
+      cmocka_unit_test(a_row_that_found_no_room_comes_again),
+      cmocka_unit_test(every_row_comes_once),
+  };
+  return cmocka_run_group_tests(tests, temp_begin, temp_end);
+}
