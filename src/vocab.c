@@ -360,24 +360,24 @@ static int32_t control_named(const mr_vocab *v, const char *text) {
 /* Chat models end a turn with other tokens than EOS, and files seldom say so: the usual ones are
  * known by name. */
 static void mark_ends(mr_vocab *v) {
-  static const char *const names[] = {"<|eot_id|>",
-                                      "<|im_end|>",
-                                      "<|end|>",
-                                      "<|return|>",
-                                      "<|call|>",
-                                      "<end_of_turn>",
-                                      "<|endoftext|>",
-                                      "</s>",
-                                      "<|eom_id|>",
-                                      "<EOT>",
-                                      "_<EOT>",
-                                      "[EOT]",
-                                      "[EOS]",
-                                      "<|end_of_text|>",
-                                      "<end_of_utterance>",
-                                      "<eos>",
-                                      "<\xef\xbd\x9c"
-                                      "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"};
+  static const char *const names[] = {
+      "<|eot_id|>",
+      "<|im_end|>",
+      "<|end|>",
+      "<|return|>",
+      "<|call|>",
+      "<end_of_turn>",
+      "<|endoftext|>",
+      "</s>",
+      "<|eom_id|>",
+      "<EOT>",
+      "_<EOT>",
+      "[EOT]",
+      "[EOS]",
+      "<|end_of_text|>",
+      "<end_of_utterance>",
+      "<eos>",
+      "<\357\275\234end\342\226\201of\342\226\201sentence\357\275\234>"};
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     int32_t id = control_named(v, names[i]);
     if (id >= 0)
