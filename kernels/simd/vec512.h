@@ -15,9 +15,8 @@
 #define V_INLINE static inline __attribute__((always_inline))
 
 typedef __m512 vf;
-typedef __mmask16 vmask;
 
-V_INLINE vmask v_first(int n) { return (vmask)((1u << n) - 1); }
+V_INLINE __mmask16 v_first(int n) { return (__mmask16)((1u << n) - 1); }
 
 V_INLINE vf vload(const float *p) { return _mm512_loadu_ps(p); }
 V_INLINE vf vload_n(const float *p, int n) { return _mm512_maskz_loadu_ps(v_first(n), p); }
