@@ -47,7 +47,7 @@ typedef struct assembly {
   lines mem;             /* the one bucket, or the one now read */
   mr_zpack *pack;
   mr_text frame, packed;
-  mr_code rc;            /* of the walk: a visitor can only say yes or no */
+  mr_code rc;            /* of the walk that scatters */
   mr_err *err;
 } assembly;
 
@@ -59,18 +59,18 @@ static size_t slice_at(const assembly *a, uint64_t row) {
   return a->rows <= SLICES ? (size_t)row : (size_t)((unsigned __int128)row * SLICES / a->rows);
 }
 
-static bool count_bytes(void *ctx, uint32_t type, const unsigned char *payload, size_t len) {
+static mr_code count_bytes(void *ctx, uint32_t type, const unsigned char *payload, size_t len) {
   assembly *a = ctx;
   mr_frame_rec rec;
   if (type != MR_RECORD_FRAME)
-    return true;
+    return MR_OK;
   if (!mr_framerec_decode(&rec, payload, len, a->rows))
-    return false;
+    return MR_E_DATA;
   mr_frame_line l = {0};
   const unsigned char *p = rec.lines;
   while (mr_framerec_next(&rec, &p, &l))
     a->slice_bytes[slice_at(a, l.row)] += l.bytes;
-  return true;
+  return MR_OK;
 }
 
 static mr_code make_buckets(assembly *a) {
@@ -184,19 +184,19 @@ static mr_code load_frame(assembly *a, const mr_frame_rec *rec) {
   return rc;
 }
 
-static bool scatter(void *ctx, uint32_t type, const unsigned char *payload, size_t len) {
+static mr_code scatter(void *ctx, uint32_t type, const unsigned char *payload, size_t len) {
   assembly *a = ctx;
   mr_frame_rec rec;
   if (type != MR_RECORD_FRAME)
-    return true;
+    return MR_OK;
   if (!mr_framerec_decode(&rec, payload, len, a->rows))
-    return false;
+    return MR_E_DATA;
   a->rc = load_frame(a, &rec);
   mr_frame_line l = {0};
   const unsigned char *p = rec.lines;
   for (size_t at = 0; a->rc == MR_OK && mr_framerec_next(&rec, &p, &l); at += l.bytes)
     a->rc = place(a, l.row, rec.stream, a->frame.data + at, l.bytes);
-  return a->rc == MR_OK;
+  return a->rc ? MR_E_DATA : MR_OK; /* a->err says why */
 }
 
 static int by_row(const void *x, const void *y) {

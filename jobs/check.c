@@ -248,7 +248,7 @@ static bool frame_is_good(const state *s, const mr_frame_rec *rec) {
   return good;
 }
 
-static bool check_record(void *ctx, uint32_t type, const unsigned char *payload, size_t len) {
+static mr_code check_record(void *ctx, uint32_t type, const unsigned char *payload, size_t len) {
   state *s = ctx;
   mr_frame_rec rec;
   if (type == MR_RECORD_HEADER) {
@@ -259,12 +259,12 @@ static bool check_record(void *ctx, uint32_t type, const unsigned char *payload,
     s->c->rows = id.rows;
     mr_identity_free(&id);
     json_decref(o);
-    return good;
+    return good ? MR_OK : MR_E_DATA;
   }
   if (type != MR_RECORD_FRAME)
-    return type == MR_RECORD_RUN;
+    return type == MR_RECORD_RUN ? MR_OK : MR_E_DATA;
   if (!mr_framerec_decode(&rec, payload, len, s->c->rows))
-    return false;
+    return MR_E_DATA;
   if (!frame_is_good(s, &rec))
     problem(s->c, "%s: the frame at byte %" PRIu64 " is damaged; its rows will be computed again",
             s->p->frames[rec.stream], rec.offset);
@@ -272,7 +272,7 @@ static bool check_record(void *ctx, uint32_t type, const unsigned char *payload,
   *(rec.stream == MR_LINE_ERROR ? &s->c->rows_failed : &s->c->rows_ok) += rec.n_lines;
   s->c->prompt_tokens += rec.prompt_tokens;
   s->c->output_tokens += rec.output_tokens;
-  return true;
+  return MR_OK;
 }
 
 mr_code mr_check_state(mr_check *c, const mr_paths *p, mr_err *err) {

@@ -18,17 +18,17 @@ typedef struct status {
   char stopped_by[64];
 } status;
 
-static bool take(void *ctx, uint32_t type, const unsigned char *payload, size_t len) {
+static mr_code take(void *ctx, uint32_t type, const unsigned char *payload, size_t len) {
   status *s = ctx;
   mr_err e = MR_ERR_INIT;
   mr_frame_rec rec;
   if (type == MR_RECORD_FRAME) {
     if (!mr_framerec_decode(&rec, payload, len, s->rows))
-      return false;
+      return MR_E_DATA;
     *(rec.stream == MR_LINE_ERROR ? &s->failed : &s->ok) += rec.n_lines;
     s->prompt_tokens += rec.prompt_tokens;
     s->output_tokens += rec.output_tokens;
-    return true;
+    return MR_OK;
   }
   json_t *o = json_loadb((const char *)payload, len, 0, NULL);
   bool good = true;
@@ -43,7 +43,7 @@ static bool take(void *ctx, uint32_t type, const unsigned char *payload, size_t 
     good = false;
   }
   json_decref(o);
-  return good;
+  return good ? MR_OK : MR_E_DATA;
 }
 
 static mr_code from_manifest(status *s, const char *path, mr_err *err) {

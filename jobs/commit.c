@@ -52,26 +52,28 @@ static mr_code nomem(mr_err *err) {
 
 /* ---- replay */
 
-static bool take_header(mr_commit *c, const unsigned char *payload, size_t len) {
+static mr_code take_header(mr_commit *c, const unsigned char *payload, size_t len) {
   json_t *o = json_loadb((const char *)payload, len, 0, NULL);
   mr_err e = MR_ERR_INIT;
   mr_code rc = mr_identity_from_json(&c->id, o, &e);
   json_decref(o);
   if (rc || c->id.rows > ROWS_MAX)
-    return false;
+    return MR_E_DATA;
   c->done = mr_mem_alloc((size_t)(c->id.rows + 7) / 8, 1);
-  return c->done != NULL;
+  return c->done ? MR_OK : MR_E_NOMEM;
 }
 
 /* C4: is the frame there, and is it the one that was named? */
-static bool frame_is_whole(const stream *s, const mr_frame_rec *rec) {
+static mr_code check_frame(const stream *s, const mr_frame_rec *rec) {
   if (rec->offset != s->end || rec->bytes == 0 || rec->bytes > MR_ZFRAME_MAX)
-    return false;
+    return MR_E_DATA;
   void *buf = mr_mem_alloc((size_t)rec->bytes, 1);
-  bool ok = buf && mr_sys_pread_full(s->fd, buf, (size_t)rec->bytes, (off_t)rec->offset) == (ssize_t)rec->bytes &&
-            mr_hash_64(buf, (size_t)rec->bytes) == rec->check;
+  if (!buf)
+    return MR_E_NOMEM;
+  ssize_t n = mr_sys_pread_full(s->fd, buf, (size_t)rec->bytes, (off_t)rec->offset);
+  bool whole = n == (ssize_t)rec->bytes && mr_hash_64(buf, (size_t)rec->bytes) == rec->check;
   mr_mem_free(buf);
-  return ok;
+  return n < 0 ? MR_E_IO : whole ? MR_OK : MR_E_DATA;
 }
 
 static bool set_done(mr_commit *c, uint64_t row) {
@@ -116,26 +118,29 @@ static void take_run(mr_commit *c, const unsigned char *payload, size_t len) {
   json_decref(o);
 }
 
-static bool replay(void *ctx, uint32_t type, const unsigned char *payload, size_t len) {
+static mr_code replay(void *ctx, uint32_t type, const unsigned char *payload, size_t len) {
   mr_commit *c = ctx;
   mr_frame_rec rec;
+  mr_code rc;
   switch (type) {
   case MR_RECORD_HEADER:
     return take_header(c, payload, len);
   case MR_RECORD_RUN:
     take_run(c, payload, len);
-    return true;
+    return MR_OK;
   case MR_RECORD_FRAME:
     if (!mr_framerec_decode(&rec, payload, len, c->id.rows))
-      return false;
-    if (!frame_is_whole(&c->s[rec.stream], &rec) || !rows_are_new(c, &rec)) {
+      return MR_E_DATA;
+    rc = check_frame(&c->s[rec.stream], &rec);
+    if (!rc && !rows_are_new(c, &rec))
+      rc = MR_E_DATA;
+    if (rc == MR_E_DATA)
       c->t.lost_rows += rec.n_lines;
-      return false;
-    }
-    count_frame(c, &rec);
-    return true;
+    if (!rc)
+      count_frame(c, &rec);
+    return rc;
   default:
-    return false;
+    return MR_E_DATA;
   }
 }
 

@@ -1,6 +1,7 @@
 #include "jobs/journal.h"
 
 #include <fcntl.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "io/durable.h"
@@ -85,10 +86,14 @@ static mr_code replay(cursor *c, mr_journal_visit visit, void *ctx, mr_err *err)
     mr_code rc = next(c, &type, &len, &good, err);
     if (rc)
       return rc;
-    if (!good || (records == 0) != (type == MR_RECORD_HEADER) || !visit(ctx, type, c->buf, len)) {
+    good = good && (records == 0) == (type == MR_RECORD_HEADER);
+    rc = good ? visit(ctx, type, c->buf, len) : MR_E_DATA;
+    if (rc == MR_E_DATA) {
       c->crc = before;
       break;
     }
+    if (rc)
+      return mr_err_at(err, rc, c->path, 0, (int64_t)c->at, rc == MR_E_NOMEM ? "out of memory" : "cannot go on here");
     c->at += HEAD_BYTES + len + TAIL_BYTES;
     records++;
   }

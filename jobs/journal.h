@@ -19,7 +19,7 @@
 #ifndef MR_JOBS_JOURNAL_H
 #define MR_JOBS_JOURNAL_H
 
-#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "io/err.h"
@@ -32,8 +32,9 @@ typedef enum mr_record_type {
 
 typedef struct mr_journal mr_journal;
 
-/* Called for each good record in order; false: refuse it (J5). */
-typedef bool (*mr_journal_visit)(void *ctx, uint32_t type, const unsigned char *payload, size_t len);
+/* Called for each good record in order. MR_OK; MR_E_DATA: refuse it (J5); anything else ends the replay with that code,
+ * and nothing is cut. */
+typedef mr_code (*mr_journal_visit)(void *ctx, uint32_t type, const unsigned char *payload, size_t len);
 
 /* A new journal that holds the header. MR_E_CANTCREATE, MR_E_IO, MR_E_NOMEM. */
 mr_code mr_journal_create(mr_journal **out, const char *path, const void *header, size_t len, mr_err *err);

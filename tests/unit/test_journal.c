@@ -26,14 +26,14 @@ typedef struct seen {
   int refuse;      /* refuse the record with this number; -1: none */
 } seen;
 
-static bool look(void *ctx, uint32_t type, const unsigned char *payload, size_t len) {
+static mr_code look(void *ctx, uint32_t type, const unsigned char *payload, size_t len) {
   seen *s = ctx;
   if (s->n == s->refuse || s->n == 16 || len > sizeof s->text - s->len)
-    return false;
+    return MR_E_DATA;
   s->types[s->n++] = type;
   memcpy(s->text + s->len, payload, len);
   s->len += len;
-  return true;
+  return MR_OK;
 }
 
 static const char *const payloads[] = {"first", "", "a longer third record", "4"};
