@@ -1,0 +1,272 @@
+#include "src/prompt.h"
+
+#include <string.h>
+
+#include "io/mem.h"
+#include "src/config.h"
+
+struct mr_prompter {
+  mr_vocab *vocab;       /* NULL: none */
+  char *source;          /* of the template; NULL: none */
+  mr_template *plain, *with_tools; /* NULL: none, or it does not parse */
+  mr_err template_error; /* why `plain` does not parse */
+  json_t *variables;     /* special tokens by name */
+  char *bos;             /* text of BOS, owned; NULL: none */
+  size_t bos_len;
+  int context;
+  int32_t vocab_size;
+  char *name;
+};
+
+/* ---- opening ---- */
+
+static mr_code read_sizes(mr_prompter *p, const mr_gguf *g, mr_err *err) {
+  if (mr_gguf_find_tensor(g, "token_embd.weight")) {
+    mr_config *c = mr_mem_alloc(1, sizeof *c);
+    if (!c)
+      return mr_err_set(err, MR_E_NOMEM, "out of memory");
+    mr_code code = mr_config_from_gguf(c, g, err);
+    p->context = c->context;
+    p->vocab_size = c->n_vocab;
+    mr_mem_free(c);
+    return code;
+  }
+  char key[160]; /* a file that holds only a vocabulary */
+  mr_str arch = {"", 0};
+  uint32_t context = 0;
+  mr_err ignored = MR_ERR_INIT;
+  mr_gguf_str(g, "general.architecture", &arch, &ignored);
+  snprintf(key, sizeof key, "%.*s.context_length", (int)(arch.len < 100 ? arch.len : 100), arch.s);
+  mr_gguf_u32(g, key, &context, &ignored);
+  p->context = context > INT32_MAX ? INT32_MAX : (int)context;
+  p->vocab_size = p->vocab ? mr_vocab_size(p->vocab) : 0;
+  return MR_OK;
+}
+
+static bool read_name(mr_prompter *p, const mr_gguf *g, const char *path) {
+  mr_str name;
+  mr_err ignored = MR_ERR_INIT;
+  const char *slash = strrchr(path, '/');
+  if (!mr_gguf_str(g, "general.name", &name, &ignored) || !name.len || mr_utf8_valid(name.s, name.len) >= 0) {
+    name.s = slash ? slash + 1 : path;
+    name.len = strlen(name.s);
+  }
+  p->name = mr_mem_copy(name.s, name.len);
+  return p->name != NULL;
+}
+
+static mr_code read_template(mr_template **out, const mr_gguf *g, const char *key, char **source, mr_err *err) {
+  mr_str text;
+  mr_err wrong = MR_ERR_INIT;
+  *out = NULL;
+  if (!mr_gguf_str(g, key, &text, &wrong)) {
+    if (wrong.code && err)
+      *err = wrong;
+    return wrong.code;
+  }
+  if (source)
+    *source = mr_mem_copy(text.s, text.len);
+  return mr_template_parse(out, text.s, text.len, err);
+}
+
+static mr_code read_templates(mr_prompter *p, const mr_gguf *g, mr_err *err) {
+  mr_err ignored = MR_ERR_INIT;
+  mr_code c = read_template(&p->plain, g, "tokenizer.chat_template", &p->source, &p->template_error);
+  if (c == MR_E_NOMEM)
+    return mr_err_set(err, MR_E_NOMEM, "out of memory for the chat template");
+  read_template(&p->with_tools, g, "tokenizer.chat_template.tool_use", NULL, &ignored);
+  return MR_OK;
+}
+
+/* The text of a special token as a template variable. */
+static bool set_token(mr_prompter *p, const char *name, int32_t id) {
+  mr_str text;
+  if (id < 0 || !mr_vocab_piece(p->vocab, id, &text) || mr_utf8_valid(text.s, text.len) >= 0)
+    return true;
+  return json_object_set_new(p->variables, name, json_stringn(text.s, text.len)) == 0;
+}
+
+static bool read_tokens(mr_prompter *p, const mr_gguf *g) {
+  uint32_t unk = UINT32_MAX, pad = UINT32_MAX;
+  mr_err ignored = MR_ERR_INIT;
+  mr_str bos;
+  p->variables = json_object();
+  if (!p->variables || !p->vocab)
+    return p->variables != NULL;
+  mr_gguf_u32(g, "tokenizer.ggml.unknown_token_id", &unk, &ignored);
+  mr_gguf_u32(g, "tokenizer.ggml.padding_token_id", &pad, &ignored);
+  if (mr_vocab_bos(p->vocab) >= 0 && mr_vocab_piece(p->vocab, mr_vocab_bos(p->vocab), &bos)) {
+    p->bos = mr_mem_copy(bos.s, bos.len);
+    p->bos_len = bos.len;
+    if (!p->bos)
+      return false;
+  }
+  return set_token(p, "bos_token", mr_vocab_bos(p->vocab)) && set_token(p, "eos_token", mr_vocab_eos(p->vocab)) &&
+         set_token(p, "unk_token", unk <= INT32_MAX ? (int32_t)unk : -1) &&
+         set_token(p, "pad_token", pad <= INT32_MAX ? (int32_t)pad : -1);
+}
+
+static mr_code fill(mr_prompter *p, const mr_gguf *g, const char *path, mr_err *err) {
+  mr_code c = mr_vocab_present(g) ? mr_vocab_open(&p->vocab, g, err) : MR_OK;
+  if (!c)
+    c = read_sizes(p, g, err);
+  if (!c)
+    c = read_templates(p, g, err);
+  if (!c && (!read_name(p, g, path) || !read_tokens(p, g)))
+    c = mr_err_set(err, MR_E_NOMEM, "out of memory");
+  return c;
+}
+
+mr_code mr_prompter_open(mr_prompter **out, const char *model_path, mr_err *err) {
+  mr_gguf *g = NULL;
+  *out = NULL;
+  mr_code c = mr_gguf_open(&g, model_path, err);
+  if (c)
+    return c;
+  mr_prompter *p = mr_mem_alloc(1, sizeof *p);
+  if (!p) {
+    mr_gguf_close(g);
+    return mr_err_set(err, MR_E_NOMEM, "out of memory");
+  }
+  p->template_error = (mr_err)MR_ERR_INIT;
+  c = fill(p, g, model_path, err);
+  mr_gguf_close(g);
+  if (c)
+    mr_prompter_close(p);
+  else
+    *out = p;
+  return c;
+}
+
+void mr_prompter_close(mr_prompter *p) {
+  if (!p)
+    return;
+  mr_template_free(p->plain);
+  mr_template_free(p->with_tools);
+  mr_vocab_close(p->vocab);
+  json_decref(p->variables);
+  mr_mem_free(p->source);
+  mr_mem_free(p->bos);
+  mr_mem_free(p->name);
+  mr_mem_free(p);
+}
+
+/* ---- what it knows ---- */
+
+const mr_vocab *mr_prompter_vocab(const mr_prompter *p) {
+  return p->vocab;
+}
+
+int mr_prompter_context(const mr_prompter *p) {
+  return p->context;
+}
+
+int32_t mr_prompter_vocab_size(const mr_prompter *p) {
+  return p->vocab_size;
+}
+
+const char *mr_prompter_template_source(const mr_prompter *p) {
+  return p->source;
+}
+
+const char *mr_prompter_name(const mr_prompter *p) {
+  return p->name;
+}
+
+const json_t *mr_prompter_variables(const mr_prompter *p) {
+  return p->variables;
+}
+
+const mr_template *mr_prompter_template(const mr_prompter *p, bool tools, mr_err *err) {
+  if (tools && p->with_tools)
+    return p->with_tools;
+  if (p->plain)
+    return p->plain;
+  if (p->template_error.code && err && !err->code)
+    *err = p->template_error;
+  else if (!p->template_error.code)
+    mr_err_set(err, MR_E_DATA, "the model has no chat template (tokenizer.chat_template): give the row a prompt instead of messages");
+  return NULL;
+}
+
+/* ---- rows to ids ---- */
+
+static mr_code need_vocab(const mr_prompter *p, mr_err *err) {
+  if (p->vocab)
+    return MR_OK;
+  return mr_err_set(err, MR_E_DATA, "the model has no vocabulary: give the row token ids instead of text");
+}
+
+static int set_or_null(json_t *o, const char *key, json_t *v) {
+  return v ? json_object_set(o, key, v) : json_object_set_new(o, key, json_null());
+}
+
+/* New reference; NULL: out of memory. */
+static json_t *variables_of(const mr_prompter *p, const mr_chat *chat) {
+  json_t *v = json_copy(p->variables);
+  bool good = v && (!chat->kwargs || json_object_update(v, chat->kwargs) == 0) &&
+              set_or_null(v, "messages", chat->messages) == 0 && set_or_null(v, "tools", chat->tools) == 0 &&
+              set_or_null(v, "documents", chat->documents) == 0;
+  /* A row may also set add_generation_prompt in its kwargs, where it means more than the default. */
+  if (good && !(chat->kwargs && json_object_get(chat->kwargs, "add_generation_prompt")))
+    good = json_object_set_new(v, "add_generation_prompt", json_boolean(chat->add_generation_prompt)) == 0;
+  if (good)
+    return v;
+  json_decref(v);
+  return NULL;
+}
+
+/* The template itself wrote BOS first. */
+static bool begins_with_bos(const mr_prompter *p, const mr_rendered *r) {
+  return p->bos && p->bos_len && r->text.len >= p->bos_len && memcmp(r->text.data, p->bos, p->bos_len) == 0 &&
+         !memchr(r->taint.data, 1, p->bos_len);
+}
+
+static mr_code tokenize(const mr_prompter *p, const mr_rendered *r, mr_ids *out, mr_err *err) {
+  size_t before = out->n;
+  if (mr_vocab_adds_bos(p->vocab) && !begins_with_bos(p, r) && mr_vocab_bos(p->vocab) >= 0 &&
+      !mr_ids_push(out, mr_vocab_bos(p->vocab)))
+    return mr_err_set(err, MR_E_NOMEM, "out of memory");
+  mr_code c = mr_tokenizer_encode(p->vocab, r->text.data ? r->text.data : "", r->text.len, (const uint8_t *)r->taint.data,
+                                  MR_TOK_PARSE_SPECIAL, out, err);
+  if (c)
+    out->n = before;
+  return c;
+}
+
+mr_code mr_prompter_chat(const mr_prompter *p, const mr_chat *chat, mr_ids *out, mr_err *err) {
+  mr_rendered r = {0};
+  const mr_template *t = mr_prompter_template(p, json_array_size(chat->tools) > 0, err);
+  if (!t)
+    return err && err->code ? err->code : MR_E_DATA;
+  mr_code c = need_vocab(p, err);
+  if (c)
+    return c;
+  json_t *vars = variables_of(p, chat);
+  if (!vars)
+    return mr_err_set(err, MR_E_NOMEM, "out of memory");
+  c = mr_template_render(t, vars, &mr_template_default_limits, chat->now, &r, NULL, err);
+  json_decref(vars);
+  if (!c)
+    c = tokenize(p, &r, out, err);
+  mr_rendered_free(&r);
+  return c;
+}
+
+mr_code mr_prompter_text(const mr_prompter *p, const char *text, size_t len, mr_ids *out, mr_err *err) {
+  mr_code c = need_vocab(p, err);
+  size_t before = out->n;
+  if (c)
+    return c;
+  if (mr_vocab_adds_bos(p->vocab) && mr_vocab_bos(p->vocab) >= 0 && !mr_ids_push(out, mr_vocab_bos(p->vocab)))
+    return mr_err_set(err, MR_E_NOMEM, "out of memory");
+  c = mr_tokenizer_encode(p->vocab, text, len, NULL, 0, out, err);
+  if (c)
+    out->n = before;
+  return c;
+}
+
+mr_code mr_prompter_continuation(const mr_prompter *p, const char *text, size_t len, mr_ids *out, mr_err *err) {
+  mr_code c = need_vocab(p, err);
+  return c ? c : mr_tokenizer_encode(p->vocab, text, len, NULL, 0, out, err);
+}
