@@ -47,6 +47,7 @@ typedef struct bench_opts {
 
 typedef struct phase { /* a measured part */
   double seconds, tokens, flops, bytes;
+  double gemm_s, attn_s, sample_s;
 } phase;
 
 /* ---------------------------------------------------------------- throughput */
@@ -87,6 +88,9 @@ static mr_code step(mr_engine *e, phase *p, mr_err *err) {
   mr_engine_stats_get(e, &b);
   p->flops += b.flops - a.flops;
   p->bytes += b.bytes - a.bytes;
+  p->gemm_s += b.gemm_s - a.gemm_s;
+  p->attn_s += b.attn_s - a.attn_s;
+  p->sample_s += b.sample_s - a.sample_s;
   for (mr_result *r; (r = mr_engine_collect(e));)
     mr_result_free(r);
   return rc;
@@ -177,6 +181,14 @@ static double per(double a, double b) {
   return b > 0 ? a / b : 0;
 }
 
+static void print_phase(const char *key, const phase *p, double peak) {
+  printf("%-20s %.1f  (%.2f of the GEMM rate", key, per(p->tokens, p->seconds),
+         per(per(p->flops, p->seconds), peak));
+  printf("; time: GEMM %.0f %%, attention %.0f %%, sampling %.0f %%)\n",
+         100 * per(p->gemm_s, p->seconds), 100 * per(p->attn_s, p->seconds),
+         100 * per(p->sample_s, p->seconds));
+}
+
 static mr_code throughput(const bench_opts *o, mr_err *err) {
   phase prefill = {0}, decode = {0};
   mr_roofline roof;
@@ -190,23 +202,21 @@ static mr_code throughput(const bench_opts *o, mr_err *err) {
   double seconds = prefill.seconds + decode.seconds;
   double mfu = per(per(prefill.flops + decode.flops, seconds), peak);
   double mbu = per(per(prefill.bytes + decode.bytes, seconds), roof.bytes_per_s);
-  double prefill_rate = per(prefill.tokens, prefill.seconds);
-  double decode_rate = per(decode.tokens, decode.seconds);
   if (!o->json) {
-    printf("isa                  %s, %d threads\n", k->name, roof.threads);
-    printf("prefill_tokens_per_s %.1f  (%d prompts of %d, %.2f of the GEMM rate)\n", prefill_rate,
-           o->batch, o->prompt, per(per(prefill.flops, prefill.seconds), peak));
-    printf("decode_tokens_per_s  %.1f  (batch %d, %d steps, %.2f of the GEMM rate)\n", decode_rate,
-           o->batch, o->gen, per(per(decode.flops, decode.seconds), peak));
-    printf("mfu                  %.3f  (of %.0f Gop/s)\n", mfu, peak / 1e9);
-    printf("mbu                  %.3f  (of %.1f GB/s)\n", mbu, roof.bytes_per_s / 1e9);
+    printf("%d prompts of %d tokens, %d generated for each; %s, %d threads\n", o->batch, o->prompt,
+           o->gen, k->name, roof.threads);
+    print_phase("prefill_tokens_per_s", &prefill, peak);
+    print_phase("decode_tokens_per_s", &decode, peak);
+    printf("%-20s %.3f  (of %.0f Gop/s)\n", "mfu", mfu, peak / 1e9);
+    printf("%-20s %.3f  (of %.1f GB/s)\n", "mbu", mbu, roof.bytes_per_s / 1e9);
     return MR_OK;
   }
   json_t *out =
       json_pack("{s:f, s:f, s:f, s:f, s:s, s:i, s:i, s:i, s:i, s:f, s:f}", "prefill_tokens_per_s",
-                prefill_rate, "decode_tokens_per_s", decode_rate, "mfu", mfu, "mbu", mbu, "isa",
-                k->name, "threads", roof.threads, "prompt", o->prompt, "gen", o->gen, "batch",
-                o->batch, "peak_ops_per_s", peak, "peak_bytes_per_s", roof.bytes_per_s);
+                per(prefill.tokens, prefill.seconds), "decode_tokens_per_s",
+                per(decode.tokens, decode.seconds), "mfu", mfu, "mbu", mbu, "isa", k->name,
+                "threads", roof.threads, "prompt", o->prompt, "gen", o->gen, "batch", o->batch,
+                "peak_ops_per_s", peak, "peak_bytes_per_s", roof.bytes_per_s);
   if (!out || json_dumpf(out, stdout, 0) || fputc('\n', stdout) == EOF)
     rc = mr_err_set(err, MR_E_IO, "cannot write to standard output");
   json_decref(out);
