@@ -503,6 +503,8 @@ static void gemma_like(void **state) {
   c.window = 20;
   c.windowed[0] = c.windowed[2] = 1;
   c.rope_base_local = 50;
+  c.rope_scaling = MR_SCALING_LINEAR; /* of the global layers only */
+  c.rope_factor = 8;
   c.attn_softcap = 3;
   c.final_softcap = 5;
   check_config(&c, NULL, "windows, softcaps, post norms");
