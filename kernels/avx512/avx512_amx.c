@@ -17,6 +17,7 @@
 
 #define TILE_ROWS 16
 #define BLOCK_BYTES (512 * 1024)
+#define PREFETCH_AHEAD (6 * GROUP_BYTES)
 #define ARCH_REQ_XCOMP_PERM 0x1023 /* asm/prctl.h of Linux 5.16 and later */
 #define XFEATURE_XTILEDATA 18
 
@@ -43,7 +44,8 @@ typedef struct row_group { /* of one group: what the 16 rows of a tile need besi
 typedef struct row_tile {
   const int8_t *x;
   int i0, rows, skip; /* rows before i0 + skip are computed, not stored: another tile stored them */
-  row_group groups[I8_AMX_GROUPS];
+  int cold;           /* the first to meet these weights: prefetch them */
+  _Alignas(64) row_group groups[I8_AMX_GROUPS];
 } row_tile;
 
 int mr_i8_amx_usable(void) {
@@ -62,18 +64,44 @@ static void configure(int rows) {
   __asm__ volatile("ldtilecfg %0" ::"m"(t));
 }
 
+/* Transposes 16 x 16 values of 32 bits: pairs, then fours in 128-bit lanes, then the lanes. */
+INLINE void transpose(__m512i r[16]) {
+  __m512i t[16];
+  UNROLL for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  UNROLL for (int i = 0; i < 16; i += 4) UNROLL for (int j = 0; j < 2; j++) {
+    r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + 2 + j]);
+    r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + 2 + j]);
+  }
+  UNROLL for (int i = 0; i < 16; i += 8) UNROLL for (int j = 0; j < 4; j++) {
+    t[i + j] = _mm512_shuffle_i32x4(r[i + j], r[i + 4 + j], 0x88);
+    t[i + 4 + j] = _mm512_shuffle_i32x4(r[i + j], r[i + 4 + j], 0xdd);
+  }
+  UNROLL for (int j = 0; j < 8; j++) {
+    r[j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0x88);
+    r[8 + j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0xdd);
+  }
+}
+
+/* words of 16 groups at most, [rows] of them `stride` bytes apart, to to[group][row] */
+static void gather(int32_t *to, const int8_t *words, size_t stride, int rows, int groups) {
+  __m512i r[16];
+  __mmask16 in = groups >= 16 ? 0xffff : (__mmask16)((1u << groups) - 1);
+  UNROLL for (int i = 0; i < 16; i++)
+    r[i] = _mm512_maskz_loadu_epi32(i < rows ? in : 0, words + (size_t)(i < rows ? i : 0) * stride);
+  transpose(r);
+  UNROLL for (int q = 0; q < 16; q++)
+    if (q < groups) _mm512_store_si512(to + q * (int)(sizeof(row_group) / 4), r[q]);
+}
+
 static void gather_rows(row_tile *t, const i8_gemm *g) {
-  __mmask16 on = (__mmask16)((1u << t->rows) - 1);
-  __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  __m512i at = _mm512_mullo_epi32(lane, _mm512_set1_epi32((int)(g->row_bytes / 4)));
-  const float *scales = i8_scales(t->x, g->groups);
-  const int32_t *starts = i8_starts(t->x, g->groups);
-  for (int q = 0; q < g->groups; q++) {
-    __m512i zero = _mm512_setzero_si512();
-    __m512i start = _mm512_mask_i32gather_epi32(zero, on, at, starts + q, 4);
-    __m512 scale = _mm512_mask_i32gather_ps(_mm512_setzero_ps(), on, at, scales + q, 4);
-    _mm512_storeu_si512(t->groups[q].start, start);
-    _mm512_storeu_ps(t->groups[q].scale, scale);
+  const int8_t *scales = t->x + (size_t)g->groups * GROUP, *starts = scales + g->groups * 4;
+  for (int q = 0; q < g->groups; q += 16) {
+    gather(t->groups[q].start, starts + q * 4, g->row_bytes, t->rows, g->groups - q);
+    gather((int32_t *)(void *)t->groups[q].scale, scales + q * 4, g->row_bytes, t->rows,
+           g->groups - q);
   }
 }
 
@@ -89,9 +117,14 @@ INLINE void scale_add(__m512 *y, const int32_t *sums, int rows, const float *sw,
   }
 }
 
+INLINE void prefetch_group(const uint8_t *p) {
+  UNROLL for (int i = 0; i < GROUP_BYTES; i += 64) _mm_prefetch((const char *)p + i, _MM_HINT_T0);
+}
+
 /* Starts the sums of group q in tile c, by way of tiles a and b. */
 #define ISSUE(q, c, a, b)                                                                          \
   do {                                                                                             \
+    if (r->cold) prefetch_group(w + (size_t)(q) * GROUP_BYTES + PREFETCH_AHEAD);                   \
     TILE_ZERO(c);                                                                                  \
     TILE_LOAD(a, x + (size_t)(q) * GROUP, row_bytes);                                              \
     TILE_LOAD(b, w + (size_t)(q) * GROUP_BYTES, 64);                                               \
@@ -143,12 +176,14 @@ void mr_i8_amx_gemm(const i8_gemm *g) {
   int tiles = (g->m + TILE_ROWS - 1) / TILE_ROWS, rows = (g->m + tiles - 1) / tiles;
   int h1 = 2 * g->p1 < (g->n + HALF - 1) / HALF ? 2 * g->p1 : (g->n + HALF - 1) / HALF;
   int block = BLOCK_BYTES / (g->groups * GROUP_BYTES) + 1;
-  row_tile t = {.rows = rows};
+  row_tile t; /* not zeroed: it is large */
+  t.rows = rows;
   configure(rows);
   for (int h0 = 2 * g->p0; h0 < h1; h0 += block)
     for (int i = 0; i < g->m; i += rows) {
       t.i0 = i + rows > g->m ? g->m - rows : i;
       t.skip = i - t.i0;
+      t.cold = i == 0;
       t.x = g->x + (size_t)t.i0 * g->row_bytes;
       gather_rows(&t, g);
       for (int h = h0; h < h1 && h < h0 + block; h++) any_half(g, &t, h);

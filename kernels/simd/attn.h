@@ -108,13 +108,10 @@ static int attn_first(const mr_attn *a, int pos) {
 }
 
 /* softcap, slope and mask of one row's scores of the block at base; returns their maximum */
-static float attn_scores(const attn_work *w, int row, int base) {
-  const mr_attn *a = w->a;
-  int pos = a->pos0 + w->q0 + row / w->group, head = w->kv_head * w->group + row % w->group;
-  float *s = w->s + (size_t)row * BLOCK;
-  vf lo = vset1((float)(attn_first(a, pos) - base)), hi = vset1((float)(pos + 1 - base));
+V_INLINE float attn_scores(const mr_attn *a, float *s, int pos, int first, int head, int base) {
+  vf lo = vset1((float)(first - base)), hi = vset1((float)(pos + 1 - base));
   vf none = vset1(-INFINITY), max = none;
-  int all = attn_first(a, pos) <= base && pos + 1 - base >= BLOCK;
+  int all = first <= base && pos + 1 - base >= BLOCK;
   for (int j = 0; j < BLOCK; j += VL) {
     vf v = vload(s + j), lane = vadd(viota(), vset1((float)j));
     if (a->softcap > 0.0f) {
@@ -130,13 +127,21 @@ static float attn_scores(const attn_work *w, int row, int base) {
   return vreduce_max(max);
 }
 
-/* Scores of rows r0..r1-1 to p; updates max and sum; shrink says what the sums so far are worth. */
-static void attn_softmax(const attn_work *w, int r0, int r1, int base) {
-  for (int r = r0; r < r1; r++) {
-    float m = attn_scores(w, r, base), old = w->max[r];
-    w->max[r] = m > old ? m : old;
-    w->shrink[r] = old - w->max[r];
+/* New maximum of each row; shrink gets the exponent of what its sums so far are worth. */
+static void attn_maxima(const attn_work *w, int t0, int t1, int base) {
+  const mr_attn *a = w->a;
+  for (int t = t0, r = t0 * w->group; t < t1; t++) {
+    int pos = a->pos0 + w->q0 + t, first = attn_first(a, pos);
+    for (int h = w->kv_head * w->group; h < (w->kv_head + 1) * w->group; h++, r++) {
+      float m = attn_scores(a, w->s + (size_t)r * BLOCK, pos, first, h, base), old = w->max[r];
+      w->max[r] = m > old ? m : old;
+      w->shrink[r] = old - w->max[r];
+    }
   }
+}
+
+/* Scores of rows r0..r1-1 to p; their sums go on. */
+static void attn_softmax(const attn_work *w, int r0, int r1) {
   for (int r = r0; r < r1; r += VL) {
     int n = r1 - r < VL ? r1 - r : VL;
     vstore_n(w->shrink + r, vexp(vload_n(w->shrink + r, n)), n);
@@ -144,7 +149,7 @@ static void attn_softmax(const attn_work *w, int r0, int r1, int base) {
   for (int r = r0; r < r1; r++) {
     float *s = w->s + (size_t)r * BLOCK, *sums = w->sum + (size_t)r * 16;
     vf m = vset1(w->max[r]), sum = vmul(vload(sums), vset1(w->shrink[r]));
-    for (int j = 0; j < BLOCK; j += VL) {
+    UNROLL for (int j = 0; j < BLOCK; j += VL) {
       vf p = vexp(vsub(vload(s + j), m));
       sum = vadd(sum, p);
       vstore(s + j, p);
@@ -153,10 +158,10 @@ static void attn_softmax(const attn_work *w, int r0, int r1, int base) {
   }
 }
 
-/* Rows r0..r1-1 meet the block of keys at base, of which `keys` are stored. */
-static void attn_block(const attn_work *w, int r0, int r1, int base, int keys, const uint8_t *k) {
+/* Tokens t0..t1-1 of the tile meet the block of keys at base, of which `keys` are stored. */
+static void attn_block(const attn_work *w, int t0, int t1, int base, int keys, const uint8_t *k) {
   const mr_attn *a = w->a;
-  int dim = a->head_dim;
+  int dim = a->head_dim, r0 = t0 * w->group, r1 = t1 * w->group;
   const void *v = k + mr_kv_part_bytes(a->type, dim);
   mr_kv_type type = a->type;
   const void *kb = k, *vb = v;
@@ -167,7 +172,8 @@ static void attn_block(const attn_work *w, int r0, int r1, int base, int keys, c
   }
   attn_tile qk = {w->q, w->dim, kb, BLOCK, w->s, BLOCK, NULL, dim};
   attn_product(qk, r0, r1, BLOCK, type);
-  attn_softmax(w, r0, r1, base);
+  attn_maxima(w, t0, t1, base);
+  attn_softmax(w, r0, r1);
   attn_tile pv = {w->s, BLOCK, vb, (size_t)dim, w->out, w->dim, w->shrink, keys};
   attn_product(pv, r0, r1, dim, type);
 }
@@ -190,7 +196,10 @@ static void attn_begin(attn_work *w, const mr_attn *a, int kv_head, int q0, int 
   for (size_t r = 0; r < rows; r++) {
     int head = kv_head * group + (int)r % group;
     const float *q = a->q + (size_t)(q0 + (int)r / group) * a->q_ld + (size_t)head * (size_t)dim;
-    for (int d = 0; d < dim; d++) w->q[r * wide + (size_t)d] = q[d] * a->scale;
+    for (int d = 0; d < dim; d += VL) {
+      int n = dim - d < VL ? dim - d : VL;
+      vstore_n(w->q + r * wide + (size_t)d, vmul(vload_n(q + d, n), vset1(a->scale)), n);
+    }
     w->max[r] = a->sinks != NULL ? a->sinks[head] : -INFINITY;
     w->sum[r * 16] = a->sinks != NULL ? 1.0f : 0.0f;
   }
@@ -226,7 +235,7 @@ static void simd_attention(const mr_attn *a, int kv_head, int q0, int q1, void *
     if (from >= to) continue;
     int keys = a->pos0 + to - base < BLOCK ? a->pos0 + to - base : BLOCK;
     if (b < last && a->pages[b + 1] != NULL) attn_prefetch(a->pages[b + 1] + at, 2 * part);
-    attn_block(&w, (from - q0) * w.group, (to - q0) * w.group, base, keys, a->pages[b] + at);
+    attn_block(&w, from - q0, to - q0, base, keys, a->pages[b] + at);
   }
   attn_end(&w);
 }

@@ -6,9 +6,12 @@
 #ifndef MR_KERNELS_SIMD_MATH_H
 #define MR_KERNELS_SIMD_MATH_H
 
-/* e^x: 2^n * e^r with |r| <= ln2/2; 0 below -104, infinity above 88.8. */
+/* e^x: 2^n * e^r with |r| <= ln2/2; infinity above 88.8; 0 below -87.3, where a result that is not a
+ * normal number would cost a microcode assist for every masked key. */
 V_INLINE vf vexp(vf x) {
-  x = vmin(vset1(90.0f), vmax(vset1(-105.0f), x));
+  const vf least = vset1(-87.3f);
+  vf all = x;
+  x = vmin(vset1(90.0f), vmax(least, x));
   vf n = vround(vmul(x, vset1(1.44269504f)));
   vf r = vfnma(n, vset1(0.693359375f), x); /* ln2 in two parts: the first has 10 bits */
   r = vfnma(n, vset1(-2.12194440e-4f), r);
@@ -18,7 +21,7 @@ V_INLINE vf vexp(vf x) {
   p = vfma(p, r, vset1(0.5f));
   p = vfma(p, r, vset1(1.0f));
   p = vfma(p, r, vset1(1.0f));
-  return vscale2(p, n);
+  return vselect_lt(all, least, vzero(), vscale2(p, n));
 }
 
 /* 1 / (1 + e^-x) */
