@@ -108,7 +108,7 @@ static mr_code run_prefill(mr_engine *e, const bench_opts *o, int n, int32_t *id
 
 /* Steps that the prompts of a batch may take while those in front decode already. */
 static int prefill_steps(const bench_opts *o, int step_tokens) {
-  int64_t room = step_tokens - o->batch;
+  int64_t room = step_tokens > o->batch ? step_tokens - o->batch : 1;
   return (int)(((int64_t)o->batch * o->prompt + room - 1) / room) + 1;
 }
 
@@ -141,12 +141,12 @@ static mr_code open_engine(const bench_opts *o, const mr_prompter *p, mr_engine 
                        .compute = o->compute,
                        .threads = o->threads,
                        .max_batch = o->batch,
-                       .max_step_tokens = o->batch > 256 ? 2 * o->batch : 512,
                        .kv_type = -1};
   mr_code rc = mr_engine_estimate(&eo, &info, err);
   if (rc)
     return rc;
-  int64_t each = (int64_t)o->prompt + decode_tokens(o, eo.max_step_tokens);
+  int64_t each = (int64_t)o->prompt + decode_tokens(o, info.max_step_tokens);
+  eo.max_step_tokens = info.max_step_tokens;
   if (each > info.context)
     return mr_err_set(err, MR_E_USAGE, "bench: %lld tokens a sequence pass the context of %d",
                       (long long)each, info.context);

@@ -243,7 +243,7 @@ static mr_code has_room(const mr_engine *e, const mr_request *r, int n_seqs, mr_
   }
   if (e->pages_reserved + need > total)
     return MR_E_AGAIN;
-  return e->n_sequences > 0 && e->n_sequences + n_seqs > e->info.max_batch ? MR_E_AGAIN : MR_OK;
+  return e->n_live > 0 && e->n_live + n_seqs > e->info.max_batch ? MR_E_AGAIN : MR_OK;
 }
 
 mr_code mr_engine_admit(mr_engine *e, const mr_request *r, mr_err *err) {
@@ -265,6 +265,7 @@ mr_code mr_engine_admit(mr_engine *e, const mr_request *r, mr_err *err) {
   }
   e->pages_reserved += (int)pages_needed(e, r);
   e->n_sequences += n;
+  e->n_live += n;
   e->n_active++;
   f->result->admitted_s = mr_sys_seconds();
   *e->flights_end = f;
@@ -284,6 +285,7 @@ void mr_flight_retire(mr_engine *e, mr_flight *f, mr_sequence *s) {
   e->pages_reserved -= s->own_pages;
   s->own_pages = 0;
   f->n_live--;
+  e->n_live--;
 }
 
 void mr_flight_fail(mr_engine *e, mr_flight *f, const char *words) {

@@ -68,6 +68,7 @@ struct mr_engine {
   mr_flight *finished, **finished_end;
   int n_active;    /* requests admitted and not collected */
   int n_sequences; /* of the flights, done or not */
+  int n_live;      /* of these, not done */
   int pages_reserved;
 
   /* the step being built; no allocation while stepping */
