@@ -1,5 +1,6 @@
 #include "io/mem.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,17 @@
 
 static _Atomic int64_t fail_in = -1;
 static _Atomic int64_t live;
+
+/* Big blocks of mr_mem_pages come from mmap: the system hands out their pages, cleared, when they are touched, so
+ * that a budget costs nothing until it is used. */
+typedef struct mapping {
+  void *p;
+  size_t len;
+  struct mapping *next;
+} mapping;
+
+static mapping *mappings;
+static pthread_mutex_t mappings_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static int refused(void) {
   if (atomic_load_explicit(&fail_in, memory_order_relaxed) < 0)
@@ -49,14 +61,58 @@ char *mr_mem_copy(const void *src, size_t len) {
   return p;
 }
 
+/* NULL: p is none of them. */
+static mapping *take_mapping(const void *p) {
+  pthread_mutex_lock(&mappings_lock);
+  mapping **link = &mappings;
+  while (*link && (*link)->p != p)
+    link = &(*link)->next;
+  mapping *m = *link;
+  if (m)
+    *link = m->next;
+  pthread_mutex_unlock(&mappings_lock);
+  return m;
+}
+
 void mr_mem_free(void *p) {
-  if (p)
-    atomic_fetch_sub_explicit(&live, 1, memory_order_relaxed);
-  free(p);
+  if (!p)
+    return;
+  atomic_fetch_sub_explicit(&live, 1, memory_order_relaxed);
+  mapping *m = (uintptr_t)p % HUGE_PAGE ? NULL : take_mapping(p);
+  if (m) {
+    munmap(m->p, m->len);
+    free(m);
+  } else {
+    free(p);
+  }
+}
+
+/* len is a multiple of HUGE_PAGE, and the result aligned to it. */
+static void *map_pages(size_t len) {
+  mapping *m = malloc(sizeof *m);
+  uint8_t *raw = mmap(NULL, len + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (!m || raw == MAP_FAILED) {
+    free(m);
+    if (raw != MAP_FAILED)
+      munmap(raw, len + HUGE_PAGE);
+    return NULL;
+  }
+  size_t head = (HUGE_PAGE - (uintptr_t)raw % HUGE_PAGE) % HUGE_PAGE;
+  if (head)
+    munmap(raw, head);
+  if (head != HUGE_PAGE)
+    munmap(raw + head + len, HUGE_PAGE - head);
+  *m = (mapping){raw + head, len, NULL};
+  madvise(m->p, len, MADV_HUGEPAGE);
+  pthread_mutex_lock(&mappings_lock);
+  m->next = mappings;
+  mappings = m;
+  pthread_mutex_unlock(&mappings_lock);
+  return m->p;
 }
 
 void *mr_mem_pages(size_t bytes) {
-  if (bytes > SIZE_MAX - HUGE_PAGE || refused())
+  if (bytes > SIZE_MAX - 2 * HUGE_PAGE || refused())
     return NULL;
   if (bytes < HUGE_FROM) {
     size_t n = (bytes + 63) & ~(size_t)63;
@@ -66,12 +122,7 @@ void *mr_mem_pages(size_t bytes) {
     return counted(p);
   }
   size_t n = (bytes + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
-  void *p = aligned_alloc(HUGE_PAGE, n);
-  if (!p)
-    return NULL;
-  madvise(p, n, MADV_HUGEPAGE);
-  memset(p, 0, n);
-  return counted(p);
+  return counted(map_pages(n));
 }
 
 int mr_mem_grow(void **items, size_t *cap, size_t need, size_t size) {
