@@ -15,8 +15,8 @@
 #define CHUNK ((size_t)1 << 16)
 #define MAX_LINE ((size_t)256 << 20)
 #define MAX_TEMPLATE ((size_t)16 << 20)
-/* The clock of strftime_now where the variables do not set it: fixed, so that the same input always gives the same
- * output. 2026-03-05 14:07:09 UTC. */
+/* The clock of strftime_now where the variables do not set it: fixed, so that the same input always
+ * gives the same output. 2026-03-05 14:07:09 UTC. */
 #define CLOCK_S 1772719629.0
 
 /* clang-format off */
@@ -44,7 +44,7 @@ typedef struct session {
   mr_prompter *prompter;
   mr_template *own; /* of --file */
   const mr_template *t;
-  mr_err broken;    /* the template does not parse */
+  mr_err broken; /* the template does not parse */
 } session;
 
 static mr_code read_options(int argc, char **argv, session *s, mr_err *err) {
@@ -66,13 +66,15 @@ static mr_code read_options(int argc, char **argv, session *s, mr_err *err) {
       return mr_err_set(err, MR_E_USAGE, "option %s needs a value", given);
     else {
       near = mr_nearest(given + strspn(given, "-"), names, 3);
-      return mr_err_set(err, MR_E_USAGE, "unknown option %s%s%s (see millrace model template --help)", given,
+      return mr_err_set(err, MR_E_USAGE,
+                        "unknown option %s%s%s (see millrace model template --help)", given,
                         near ? ": did you mean --" : "", near ? near : "");
     }
   }
   s->model = optind < argc ? argv[optind] : NULL;
   if (!s->help && !s->model == !s->file)
-    return mr_err_set(err, MR_E_USAGE, "name a model file or --file T.jinja (see millrace model template --help)");
+    return mr_err_set(err, MR_E_USAGE,
+                      "name a model file or --file T.jinja (see millrace model template --help)");
   if (argc - optind > 1)
     return mr_err_set(err, MR_E_USAGE, "more than one model named: %s", argv[optind + 1]);
   return MR_OK;
@@ -131,7 +133,8 @@ static mr_code open_template(session *s, mr_err *err) {
 
 /* ---- integers beyond 64 bits ---- */
 
-/* End of an integer at s[at] that has no fraction and no exponent; 0: it has one, or fits 64 bits anyway. */
+/* End of an integer at s[at] that has no fraction and no exponent; 0: it has one, or fits 64 bits
+ * anyway. */
 static size_t big_end(const char *s, size_t len, size_t at) {
   size_t to = at + (s[at] == '-');
   while (to < len && s[to] >= '0' && s[to] <= '9')
@@ -157,7 +160,8 @@ static int mark_big(const char *s, size_t len, const char *mark, mr_text *out) {
     quoted ^= s[i] == '"';
     mr_text_add(out, s + i, k);
     i += k;
-    while (k == 1 && !quoted && digit && i < len && s[i] >= '0' && s[i] <= '9') /* the rest of this number */
+    while (k == 1 && !quoted && digit && i < len && s[i] >= '0' && s[i] <= '9') /* the rest of this
+                                                                                   number */
       mr_text_addc(out, s[i++]);
   }
   return n;
@@ -237,14 +241,17 @@ static bool take_clock(json_t *vars, double *now, mr_err *err) {
   } else if (v) {
     const char *s = json_string_value(v), *end = s ? strptime(s, "%Y-%m-%dT%H:%M:%S", &t) : NULL;
     if (!end || (*end && *end != '.' && *end != 'Z'))
-      return mr_err_set(err, MR_E_DATA, "now must be a time like 2026-03-05T14:07:09, seconds since 1970, or null"), false;
+      return mr_err_set(err, MR_E_DATA,
+                        "now must be a time like 2026-03-05T14:07:09, seconds since 1970, or null"),
+             false;
     *now = (double)timegm(&t);
   }
   json_object_del(vars, "now");
   return true;
 }
 
-static mr_code render(const session *s, const char *line, size_t len, mr_rendered *out, mr_err *err) {
+static mr_code render(const session *s, const char *line, size_t len, mr_rendered *out,
+                      mr_err *err) {
   double now;
   bool raised = false;
   if (s->broken.code) {

@@ -6,12 +6,12 @@
 #include "src/config.h"
 
 struct mr_prompter {
-  mr_vocab *vocab;       /* NULL: none */
-  char *source;          /* of the template; NULL: none */
+  mr_vocab *vocab;                 /* NULL: none */
+  char *source;                    /* of the template; NULL: none */
   mr_template *plain, *with_tools; /* NULL: none, or it does not parse */
-  mr_err template_error; /* why `plain` does not parse */
-  json_t *variables;     /* special tokens by name */
-  char *bos;             /* text of BOS, owned; NULL: none */
+  mr_err template_error;           /* why `plain` does not parse */
+  json_t *variables;               /* special tokens by name */
+  char *bos;                       /* text of BOS, owned; NULL: none */
   size_t bos_len;
   int context;
   int32_t vocab_size;
@@ -47,7 +47,8 @@ static bool read_name(mr_prompter *p, const mr_gguf *g, const char *path) {
   mr_str name;
   mr_err ignored = MR_ERR_INIT;
   const char *slash = strrchr(path, '/');
-  if (!mr_gguf_str(g, "general.name", &name, &ignored) || !name.len || mr_utf8_valid(name.s, name.len) >= 0) {
+  if (!mr_gguf_str(g, "general.name", &name, &ignored) || !name.len ||
+      mr_utf8_valid(name.s, name.len) >= 0) {
     name.s = slash ? slash + 1 : path;
     name.len = strlen(name.s);
   }
@@ -55,7 +56,8 @@ static bool read_name(mr_prompter *p, const mr_gguf *g, const char *path) {
   return p->name != NULL;
 }
 
-static mr_code read_template(mr_template **out, const mr_gguf *g, const char *key, char **source, mr_err *err) {
+static mr_code read_template(mr_template **out, const mr_gguf *g, const char *key, char **source,
+                             mr_err *err) {
   mr_str text;
   mr_err wrong = MR_ERR_INIT;
   *out = NULL;
@@ -71,7 +73,8 @@ static mr_code read_template(mr_template **out, const mr_gguf *g, const char *ke
 
 static mr_code read_templates(mr_prompter *p, const mr_gguf *g, mr_err *err) {
   mr_err ignored = MR_ERR_INIT;
-  mr_code c = read_template(&p->plain, g, "tokenizer.chat_template", &p->source, &p->template_error);
+  mr_code c =
+      read_template(&p->plain, g, "tokenizer.chat_template", &p->source, &p->template_error);
   if (c == MR_E_NOMEM)
     return mr_err_set(err, MR_E_NOMEM, "out of memory for the chat template");
   read_template(&p->with_tools, g, "tokenizer.chat_template.tool_use", NULL, &ignored);
@@ -101,7 +104,8 @@ static bool read_tokens(mr_prompter *p, const mr_gguf *g) {
     if (!p->bos)
       return false;
   }
-  return set_token(p, "bos_token", mr_vocab_bos(p->vocab)) && set_token(p, "eos_token", mr_vocab_eos(p->vocab)) &&
+  return set_token(p, "bos_token", mr_vocab_bos(p->vocab)) &&
+         set_token(p, "eos_token", mr_vocab_eos(p->vocab)) &&
          set_token(p, "unk_token", unk <= INT32_MAX ? (int32_t)unk : -1) &&
          set_token(p, "pad_token", pad <= INT32_MAX ? (int32_t)pad : -1);
 }
@@ -185,7 +189,9 @@ const mr_template *mr_prompter_template(const mr_prompter *p, bool tools, mr_err
   if (p->template_error.code && err && !err->code)
     *err = p->template_error;
   else if (!p->template_error.code)
-    mr_err_set(err, MR_E_DATA, "the model has no chat template (tokenizer.chat_template): give the row a prompt instead of messages");
+    mr_err_set(err, MR_E_DATA,
+               "the model has no chat template (tokenizer.chat_template): give the row a prompt "
+               "instead of messages");
   return NULL;
 }
 
@@ -194,7 +200,8 @@ const mr_template *mr_prompter_template(const mr_prompter *p, bool tools, mr_err
 static mr_code need_vocab(const mr_prompter *p, mr_err *err) {
   if (p->vocab)
     return MR_OK;
-  return mr_err_set(err, MR_E_DATA, "the model has no vocabulary: give the row token ids instead of text");
+  return mr_err_set(err, MR_E_DATA,
+                    "the model has no vocabulary: give the row token ids instead of text");
 }
 
 static int set_or_null(json_t *o, const char *key, json_t *v) {
@@ -205,11 +212,14 @@ static int set_or_null(json_t *o, const char *key, json_t *v) {
 static json_t *variables_of(const mr_prompter *p, const mr_chat *chat) {
   json_t *v = json_copy(p->variables);
   bool good = v && (!chat->kwargs || json_object_update(v, chat->kwargs) == 0) &&
-              set_or_null(v, "messages", chat->messages) == 0 && set_or_null(v, "tools", chat->tools) == 0 &&
+              set_or_null(v, "messages", chat->messages) == 0 &&
+              set_or_null(v, "tools", chat->tools) == 0 &&
               set_or_null(v, "documents", chat->documents) == 0;
-  /* A row may also set add_generation_prompt in its kwargs, where it means more than the default. */
+  /* A row may also set add_generation_prompt in its kwargs, where it means more than the default.
+   */
   if (good && !(chat->kwargs && json_object_get(chat->kwargs, "add_generation_prompt")))
-    good = json_object_set_new(v, "add_generation_prompt", json_boolean(chat->add_generation_prompt)) == 0;
+    good = json_object_set_new(v, "add_generation_prompt",
+                               json_boolean(chat->add_generation_prompt)) == 0;
   if (good)
     return v;
   json_decref(v);
@@ -218,8 +228,8 @@ static json_t *variables_of(const mr_prompter *p, const mr_chat *chat) {
 
 /* The template itself wrote BOS first. */
 static bool begins_with_bos(const mr_prompter *p, const mr_rendered *r) {
-  return p->bos && p->bos_len && r->text.len >= p->bos_len && memcmp(r->text.data, p->bos, p->bos_len) == 0 &&
-         !memchr(r->taint.data, 1, p->bos_len);
+  return p->bos && p->bos_len && r->text.len >= p->bos_len &&
+         memcmp(r->text.data, p->bos, p->bos_len) == 0 && !memchr(r->taint.data, 1, p->bos_len);
 }
 
 static mr_code tokenize(const mr_prompter *p, const mr_rendered *r, mr_ids *out, mr_err *err) {
@@ -227,8 +237,8 @@ static mr_code tokenize(const mr_prompter *p, const mr_rendered *r, mr_ids *out,
   if (mr_vocab_adds_bos(p->vocab) && !begins_with_bos(p, r) && mr_vocab_bos(p->vocab) >= 0 &&
       !mr_ids_push(out, mr_vocab_bos(p->vocab)))
     return mr_err_set(err, MR_E_NOMEM, "out of memory");
-  mr_code c = mr_tokenizer_encode(p->vocab, r->text.data ? r->text.data : "", r->text.len, (const uint8_t *)r->taint.data,
-                                  MR_TOK_PARSE_SPECIAL, out, err);
+  mr_code c = mr_tokenizer_encode(p->vocab, r->text.data ? r->text.data : "", r->text.len,
+                                  (const uint8_t *)r->taint.data, MR_TOK_PARSE_SPECIAL, out, err);
   if (c)
     out->n = before;
   return c;
@@ -253,12 +263,14 @@ mr_code mr_prompter_chat(const mr_prompter *p, const mr_chat *chat, mr_ids *out,
   return c;
 }
 
-mr_code mr_prompter_text(const mr_prompter *p, const char *text, size_t len, mr_ids *out, mr_err *err) {
+mr_code mr_prompter_text(const mr_prompter *p, const char *text, size_t len, mr_ids *out,
+                         mr_err *err) {
   mr_code c = need_vocab(p, err);
   size_t before = out->n;
   if (c)
     return c;
-  if (mr_vocab_adds_bos(p->vocab) && mr_vocab_bos(p->vocab) >= 0 && !mr_ids_push(out, mr_vocab_bos(p->vocab)))
+  if (mr_vocab_adds_bos(p->vocab) && mr_vocab_bos(p->vocab) >= 0 &&
+      !mr_ids_push(out, mr_vocab_bos(p->vocab)))
     return mr_err_set(err, MR_E_NOMEM, "out of memory");
   c = mr_tokenizer_encode(p->vocab, text, len, NULL, 0, out, err);
   if (c)
@@ -266,7 +278,8 @@ mr_code mr_prompter_text(const mr_prompter *p, const char *text, size_t len, mr_
   return c;
 }
 
-mr_code mr_prompter_continuation(const mr_prompter *p, const char *text, size_t len, mr_ids *out, mr_err *err) {
+mr_code mr_prompter_continuation(const mr_prompter *p, const char *text, size_t len, mr_ids *out,
+                                 mr_err *err) {
   mr_code c = need_vocab(p, err);
   return c ? c : mr_tokenizer_encode(p->vocab, text, len, NULL, 0, out, err);
 }

@@ -7,7 +7,8 @@
 
 #define MEMORY_BYTES ((size_t)256 << 20) /* of one render, and of one parsed template */
 
-const mr_template_limits mr_template_default_limits = {.steps = 5000000, .depth = 1500, .output = (size_t)64 << 20};
+const mr_template_limits mr_template_default_limits = {
+    .steps = 5000000, .depth = 1500, .output = (size_t)64 << 20};
 
 /* A failure of `e` handed to the caller, who may not want its words. */
 static mr_code give(mr_err *err, const mr_err *e) {
@@ -59,13 +60,20 @@ static bool load_globals(tr *r, const json_t *vars) {
   return r->globals != NULL;
 }
 
-mr_code mr_template_render(const mr_template *t, json_t *vars, const mr_template_limits *limits, double now,
-                           mr_rendered *out, bool *raised, mr_err *err) {
+mr_code mr_template_render(const mr_template *t, json_t *vars, const mr_template_limits *limits,
+                           double now, mr_rendered *out, bool *raised, mr_err *err) {
   mr_err e = MR_ERR_INIT;
   ta arena = {.limit = MEMORY_BYTES};
   tv_scope top = {.up = NULL};
-  tr r = {.t = t, .arena = &arena, .limits = limits ? *limits : mr_template_default_limits, .line = 1, .now = now,
-          .scope = &top, .top = &top, .out = out, .err = &e};
+  tr r = {.t = t,
+          .arena = &arena,
+          .limits = limits ? *limits : mr_template_default_limits,
+          .line = 1,
+          .now = now,
+          .scope = &top,
+          .top = &top,
+          .out = out,
+          .err = &e};
   mr_text_clear(&out->text);
   mr_text_clear(&out->taint);
   bool good = load_globals(&r, vars) && mr_tr_exec(&r, t->root);

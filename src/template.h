@@ -5,9 +5,9 @@
  *     mr_template_render(t, vars, &limits, now, &out, &err);    vars: a JSON object, borrowed
  *     mr_rendered_free(&out);  mr_template_free(t);
  *
- * Sees nothing but its variables: no files, no imports, no clock except strftime_now at the given time.
- * Output remembers which bytes came from `tainted` variables: a user's text that looks like a control token stays
- * text when it is tokenized (tokenizer.h, `plain`).
+ * Sees nothing but its variables: no files, no imports, no clock except strftime_now at the given
+ * time. Output remembers which bytes came from `tainted` variables: a user's text that looks like a
+ * control token stays text when it is tokenized (tokenizer.h, `plain`).
  */
 #ifndef MR_SRC_TEMPLATE_H
 #define MR_SRC_TEMPLATE_H
@@ -21,9 +21,9 @@
 typedef struct mr_template mr_template;
 
 typedef struct mr_template_limits {
-  int64_t steps;  /* evaluated nodes */
-  int depth;      /* nesting of calls, expressions and blocks */
-  size_t output;  /* bytes of output, and of any string on the way */
+  int64_t steps; /* evaluated nodes */
+  int depth;     /* nesting of calls, expressions and blocks */
+  size_t output; /* bytes of output, and of any string on the way */
 } mr_template_limits;
 
 extern const mr_template_limits mr_template_default_limits;
@@ -36,12 +36,13 @@ typedef struct mr_rendered {
 mr_code mr_template_parse(mr_template **out, const char *src, size_t len, mr_err *err);
 void mr_template_free(mr_template *t);
 
-/* vars: an object of the template's global variables. Strings below the keys "messages", "tools" and "documents"
- * are tainted, all others trusted. now: seconds since 1970 behind strftime_now (UTC); negative: the function is
- * not defined. MR_E_DATA with the template's own words when it calls raise_exception (raised is set to true, may
- * be NULL), or with line and reason when it fails or passes a limit. */
-mr_code mr_template_render(const mr_template *t, json_t *vars, const mr_template_limits *limits, double now,
-                           mr_rendered *out, bool *raised, mr_err *err);
+/* vars: an object of the template's global variables. Strings below the keys "messages", "tools"
+ * and "documents" are tainted, all others trusted. now: seconds since 1970 behind strftime_now
+ * (UTC); negative: the function is not defined. MR_E_DATA with the template's own words when it
+ * calls raise_exception (raised is set to true, may be NULL), or with line and reason when it fails
+ * or passes a limit. */
+mr_code mr_template_render(const mr_template *t, json_t *vars, const mr_template_limits *limits,
+                           double now, mr_rendered *out, bool *raised, mr_err *err);
 void mr_rendered_free(mr_rendered *r);
 
 #endif

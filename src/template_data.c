@@ -7,17 +7,33 @@
 #define INDEX_FROM 9 /* dictionaries this large get a hash index */
 
 const char *mr_tv_type(const tv *v) {
-  static const char *const names[] = {
-      [TV_UNDEF] = "Undefined",   [TV_NONE] = "NoneType", [TV_BOOL] = "bool",   [TV_INT] = "int",
-      [TV_FLOAT] = "float",       [TV_STR] = "str",       [TV_LIST] = "list",   [TV_TUPLE] = "tuple",
-      [TV_DICT] = "dict",         [TV_VIEW] = "dict_view", [TV_RANGE] = "range", [TV_GEN] = "generator",
-      [TV_NS] = "Namespace",      [TV_LOOP] = "LoopContext", [TV_MACRO] = "Macro",
-      [TV_FUNC] = "function",     [TV_BOUND] = "builtin_function_or_method", [TV_CYCLER] = "Cycler",
-      [TV_JOINER] = "Joiner",     [TV_SELF] = "TemplateReference", [TV_BLOCK] = "BlockReference"};
+  static const char *const names[] = {[TV_UNDEF] = "Undefined",
+                                      [TV_NONE] = "NoneType",
+                                      [TV_BOOL] = "bool",
+                                      [TV_INT] = "int",
+                                      [TV_FLOAT] = "float",
+                                      [TV_STR] = "str",
+                                      [TV_LIST] = "list",
+                                      [TV_TUPLE] = "tuple",
+                                      [TV_DICT] = "dict",
+                                      [TV_VIEW] = "dict_view",
+                                      [TV_RANGE] = "range",
+                                      [TV_GEN] = "generator",
+                                      [TV_NS] = "Namespace",
+                                      [TV_LOOP] = "LoopContext",
+                                      [TV_MACRO] = "Macro",
+                                      [TV_FUNC] = "function",
+                                      [TV_BOUND] = "builtin_function_or_method",
+                                      [TV_CYCLER] = "Cycler",
+                                      [TV_JOINER] = "Joiner",
+                                      [TV_SELF] = "TemplateReference",
+                                      [TV_BLOCK] = "BlockReference"};
   if (v->kind == TV_STR && v->safe)
     return "Markup";
   if (v->kind == TV_VIEW)
-    return v->view.what == VIEW_KEYS ? "dict_keys" : v->view.what == VIEW_VALUES ? "dict_values" : "dict_items";
+    return v->view.what == VIEW_KEYS     ? "dict_keys"
+           : v->view.what == VIEW_VALUES ? "dict_values"
+                                         : "dict_items";
   return names[v->kind];
 }
 
@@ -139,14 +155,16 @@ static int equal(tr *r, const tv *a, const tv *b) {
   case TV_NONE:
     return 1;
   case TV_STR:
-    return a->str.len == b->str.len && (a->str.s == b->str.s || memcmp(a->str.s, b->str.s, a->str.len) == 0);
+    return a->str.len == b->str.len &&
+           (a->str.s == b->str.s || memcmp(a->str.s, b->str.s, a->str.len) == 0);
   case TV_LIST:
   case TV_TUPLE:
     return seq_equal(r, a, b);
   case TV_DICT:
     return dict_equal(r, a, b);
   case TV_RANGE:
-    return a->range.start == b->range.start && a->range.stop == b->range.stop && a->range.step == b->range.step;
+    return a->range.start == b->range.start && a->range.stop == b->range.stop &&
+           a->range.step == b->range.step;
   default:
     return a == b;
   }
@@ -178,7 +196,8 @@ static int seq_less(tr *r, const tv *a, const tv *b, const char *op) {
   return or_equal ? a->seq.n <= b->seq.n : a->seq.n < b->seq.n;
 }
 
-/* op is "<" or "<=" here, and ">" or ">=" only for the message: the caller has swapped a and b then. */
+/* op is "<" or "<=" here, and ">" or ">=" only for the message: the caller has swapped a and b
+ * then. */
 int mr_tv_less(tr *r, const tv *a, const tv *b, const char *op) {
   bool or_equal = op[1] == '=', swapped = op[0] == '>';
   const tv *x = swapped ? b : a, *y = swapped ? a : b;
@@ -200,7 +219,8 @@ int mr_tv_less(tr *r, const tv *a, const tv *b, const char *op) {
   if (x->kind == TV_UNDEF || y->kind == TV_UNDEF)
     mr_tv_fail_undef(r, x->kind == TV_UNDEF ? x : y);
   else
-    mr_tr_fail(r, "'%s' not supported between instances of '%s' and '%s'", op, mr_tv_type(x), mr_tv_type(y));
+    mr_tr_fail(r, "'%s' not supported between instances of '%s' and '%s'", op, mr_tv_type(x),
+               mr_tv_type(y));
   return -1;
 }
 
@@ -267,7 +287,9 @@ static bool iter_str(tr *r, tv *v, tv **items) {
 static bool iter_dict(tr *r, const tv *d, tv_view what, tv **items) {
   for (size_t i = 0; i < d->dict.n; i++) {
     const tv_pair *p = &d->dict.pairs[i];
-    items[i] = what == VIEW_KEYS ? p->key : what == VIEW_VALUES ? p->val : mr_tv_pair_of(r, p->key, p->val);
+    items[i] = what == VIEW_KEYS     ? p->key
+               : what == VIEW_VALUES ? p->val
+                                     : mr_tv_pair_of(r, p->key, p->val);
     if (!items[i])
       return false;
   }

@@ -122,7 +122,8 @@ static bool add_star_star(tr *r, const tn *n, tv_call *c) {
     if (p.key->kind != TV_STR)
       return mr_tr_fail(r, "keywords must be strings");
     if (take_keyword(c, p.key->str.s, p.key->str.len, &taken))
-      return mr_tr_fail(r, "got multiple values for keyword argument '%.*s'", (int)p.key->str.len, p.key->str.s);
+      return mr_tr_fail(r, "got multiple values for keyword argument '%.*s'", (int)p.key->str.len,
+                        p.key->str.s);
     all[(size_t)c->n_kw + i] = p;
   }
   c->kw = all;
@@ -146,7 +147,8 @@ bool mr_tr_args(tr *r, const tn_args *a, tv_call *c) {
     if (!(c->kw[c->n_kw].val = mr_tr_eval(r, a->kw[c->n_kw])))
       return false;
   }
-  return (!a->star || add_star(r, a->star, c)) && (!a->star_star || add_star_star(r, a->star_star, c));
+  return (!a->star || add_star(r, a->star, c)) &&
+         (!a->star_star || add_star_star(r, a->star_star, c));
 }
 
 static tv *eval_call(tr *r, const tn *n) {
@@ -241,7 +243,9 @@ static tv *eval_cond(tr *r, const tn *n) {
   if (mr_tv_truth(v))
     return mr_tr_eval(r, n->b);
   return n->c ? mr_tr_eval(r, n->c)
-              : mr_tv_undef_hint(r, "the inline if-expression evaluated to false and no else section was defined.");
+              : mr_tv_undef_hint(
+                    r,
+                    "the inline if-expression evaluated to false and no else section was defined.");
 }
 
 static tv *eval_item(tr *r, const tn *n) {

@@ -5,7 +5,8 @@
 /* ---- output ---- */
 
 static void add_taint(mr_text *t, size_t len, bool dirty) {
-  static const char ones[] = "\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1", zeros[32];
+  static const char ones[] = "\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1\1",
+                    zeros[32];
   for (size_t n; len; len -= n) {
     n = len < 32 ? len : 32;
     mr_text_add(t, dirty ? ones : zeros, n);
@@ -193,7 +194,8 @@ static bool run_loop(tr *r, const tn *n, tv *over, tv_scope *outer, int depth) {
   if (!mr_tv_iter(r, over, &var->loop->items, &var->loop->n))
     return false;
   r->scope = inner;
-  bool good = (!n->c || keep_items(r, n, &var->loop->items, &var->loop->n)) && iterate(r, n, var, &done);
+  bool good =
+      (!n->c || keep_items(r, n, &var->loop->items, &var->loop->n)) && iterate(r, n, var, &done);
   r->scope = caller;
   if (good && !done && n->n)
     good = exec_in(r, open_scope(r, outer), n->list[0]);
@@ -221,7 +223,8 @@ tv *mr_tr_call_loop(tr *r, tv *loop, tv *items) {
 
 static tv *macro_keyword(const tv_call *c, const tv *name) {
   for (int i = 0; i < c->n_kw; i++)
-    if (c->kw[i].key->str.len == name->str.len && memcmp(c->kw[i].key->str.s, name->str.s, name->str.len) == 0)
+    if (c->kw[i].key->str.len == name->str.len &&
+        memcmp(c->kw[i].key->str.s, name->str.s, name->str.len) == 0)
       return c->kw[i].val;
   return NULL;
 }
@@ -245,7 +248,8 @@ static bool set_named(tr *r, const char *name, tv *v) {
 /* kwargs, varargs and caller, where the body uses them; what is left over is an error. */
 static bool set_special(tr *r, const tn *n, const tv_call *c) {
   int extra = c->n_pos > n->n_params ? c->n_pos - n->n_params : 0;
-  tv *caller = NULL, *rest = n->flags & MACRO_KWARGS ? mr_tv_dict(r, TV_DICT, (size_t)c->n_kw) : NULL;
+  tv *caller = NULL,
+     *rest = n->flags & MACRO_KWARGS ? mr_tv_dict(r, TV_DICT, (size_t)c->n_kw) : NULL;
   for (int i = 0; i < c->n_kw; i++) {
     tv_pair p = c->kw[i];
     if (is_param(r, n, p.key))
@@ -253,8 +257,8 @@ static bool set_special(tr *r, const tn *n, const tv_call *c) {
     if ((n->flags & MACRO_CALLER) && mr_tv_is_str(p.key, "caller"))
       caller = p.val;
     else if (!(n->flags & MACRO_KWARGS))
-      return mr_tr_fail(r, "macro '%.*s' takes no keyword argument '%.*s'", n->val ? (int)n->val->str.len : 6,
-                        n->val ? n->val->str.s : "caller",
+      return mr_tr_fail(r, "macro '%.*s' takes no keyword argument '%.*s'",
+                        n->val ? (int)n->val->str.len : 6, n->val ? n->val->str.s : "caller",
                         (int)p.key->str.len, p.key->str.s);
     else if (!rest || !mr_tv_dict_put(r, rest, p.key, p.val))
       return false;
@@ -281,11 +285,13 @@ static bool set_params(tr *r, const tn *n, const tv_call *c) {
     tv *v = macro_keyword(c, name->val);
     int k = i - (n->n_params - n->n); /* index of its default */
     if (i < c->n_pos && v)
-      return mr_tr_fail(r, "macro takes no keyword argument '%.*s': it is given already", (int)name->len, name->name);
+      return mr_tr_fail(r, "macro takes no keyword argument '%.*s': it is given already",
+                        (int)name->len, name->name);
     if (i < c->n_pos)
       v = c->pos[i];
     if (!v)
-      v = k >= 0 ? mr_tr_eval(r, n->list[k]) : mr_tv_undef_hint(r, "parameter of a macro was not provided");
+      v = k >= 0 ? mr_tr_eval(r, n->list[k])
+                 : mr_tv_undef_hint(r, "parameter of a macro was not provided");
     if (!v || !set_var(r, n->params[i], v))
       return false;
   }

@@ -1,5 +1,6 @@
-/* template_expr.c: expressions. From loosest to tightest: if-else, or, and, not, comparisons, + -, ~, * / // %, **,
- * unary, and then attributes, calls, filters and tests, which bind to what stands before them. */
+/* template_expr.c: expressions. From loosest to tightest: if-else, or, and, not, comparisons, + -,
+ * ~, * / // %, **, unary, and then attributes, calls, filters and tests, which bind to what stands
+ * before them. */
 #include <stdarg.h>
 #include <string.h>
 
@@ -27,7 +28,8 @@ void *mr_tp_unexpected(tp *p) {
   if (t->kind == TK_EOF)
     return mr_tp_fail(p, t->line, "unexpected end of template");
   if (t->kind == TK_PRINT_END || t->kind == TK_BLOCK_END)
-    return mr_tp_fail(p, t->line, "unexpected 'end of %s'", t->kind == TK_PRINT_END ? "print statement" : "statement block");
+    return mr_tp_fail(p, t->line, "unexpected 'end of %s'",
+                      t->kind == TK_PRINT_END ? "print statement" : "statement block");
   return mr_tp_fail(p, t->line, "unexpected '%.*s'", (int)(t->len < 60 ? t->len : 60), t->s);
 }
 
@@ -134,9 +136,10 @@ static tn *parse_name(tp *p, int how) {
     n->val = name_value(p, p->at++);
     return n->val ? n : NULL;
   }
-  p->uses |= mr_tp_is_name(t, "caller") ? MACRO_CALLER : mr_tp_is_name(t, "kwargs") ? MACRO_KWARGS
-             : mr_tp_is_name(t, "varargs")                                        ? MACRO_VARARGS
-                                                                                  : 0;
+  p->uses |= mr_tp_is_name(t, "caller")    ? MACRO_CALLER
+             : mr_tp_is_name(t, "kwargs")  ? MACRO_KWARGS
+             : mr_tp_is_name(t, "varargs") ? MACRO_VARARGS
+                                           : 0;
   return n;
 }
 
@@ -220,7 +223,9 @@ tn *mr_tp_tuple(tp *p, int how, const char *end_name) {
     if (p->at->kind == TK_PRINT_END || p->at->kind == TK_BLOCK_END || mr_tp_is_op(p, ')') ||
         (end_name && mr_tp_is_name(p->at, end_name)))
       break;
-    tn *item = how & TUPLE_PRIMARY ? parse_primary(p, how) : how & TUPLE_NO_IF ? parse_or(p) : mr_tp_expr(p);
+    tn *item = how & TUPLE_PRIMARY ? parse_primary(p, how)
+               : how & TUPLE_NO_IF ? parse_or(p)
+                                   : mr_tp_expr(p);
     if (!mr_tp_push(p, &n->list, &n->n, &cap, item))
       return NULL;
     if (!mr_tp_is_op(p, ','))
@@ -266,7 +271,8 @@ static tn *parse_subscribed(tp *p) {
   if (!n)
     return NULL;
   n->a = first;
-  if (!mr_tp_is_op(p, ':') && !mr_tp_is_op(p, ']') && !mr_tp_is_op(p, ',') && !(n->b = mr_tp_expr(p)))
+  if (!mr_tp_is_op(p, ':') && !mr_tp_is_op(p, ']') && !mr_tp_is_op(p, ',') &&
+      !(n->b = mr_tp_expr(p)))
     return NULL;
   if (skip_op(p, ':') && !mr_tp_is_op(p, ']') && !mr_tp_is_op(p, ',') && !(n->c = mr_tp_expr(p)))
     return NULL;
@@ -295,8 +301,10 @@ static bool parse_keyword(tp *p, tn_args *a, int *cap) {
   tv *name = name_value(p, p->at);
   p->at += 2;
   for (int i = 0; name && i < a->n_kw; i++)
-    if (a->names[i]->str.len == name->str.len && memcmp(a->names[i]->str.s, name->str.s, name->str.len) == 0)
-      return mr_tp_fail(p, p->at->line, "keyword argument repeated: %.*s", (int)name->str.len, name->str.s);
+    if (a->names[i]->str.len == name->str.len &&
+        memcmp(a->names[i]->str.s, name->str.s, name->str.len) == 0)
+      return mr_tp_fail(p, p->at->line, "keyword argument repeated: %.*s", (int)name->str.len,
+                        name->str.s);
   int old = *cap;
   tn *value = mr_tp_expr(p);
   if (!name || !mr_tp_push(p, &a->kw, &a->n_kw, cap, value))
@@ -316,14 +324,16 @@ static bool parse_keyword(tp *p, tn_args *a, int *cap) {
 static bool parse_arg(tp *p, tn_args *a, int *cap_pos, int *cap_kw) {
   bool keyword = p->at->kind == TK_NAME && p->at[1].kind == TK_OP && p->at[1].op == '=';
   bool star = mr_tp_is_op(p, '*'), star_star = mr_tp_is_op(p, OP2('*', '*'));
-  if (a->star_star || (a->star && star) || (!keyword && !star && !star_star && (a->star || a->n_kw)))
+  if (a->star_star || (a->star && star) ||
+      (!keyword && !star && !star_star && (a->star || a->n_kw)))
     return mr_tp_fail(p, p->at->line, "invalid syntax for function call expression");
   p->at += star || star_star;
   if (star)
     return (a->star = mr_tp_expr(p)) != NULL;
   if (star_star)
     return (a->star_star = mr_tp_expr(p)) != NULL;
-  return keyword ? parse_keyword(p, a, cap_kw) : mr_tp_push(p, &a->pos, &a->n_pos, cap_pos, mr_tp_expr(p));
+  return keyword ? parse_keyword(p, a, cap_kw)
+                 : mr_tp_push(p, &a->pos, &a->n_pos, cap_pos, mr_tp_expr(p));
 }
 
 /* After the "(". */
@@ -392,7 +402,8 @@ static tn *named(tp *p, tn *n) {
   if (!n->val)
     return NULL;
   bool filter = n->kind == N_FILTER;
-  n->func = filter ? mr_tpl_filter(n->val->str.s, n->val->str.len) : mr_tpl_test(n->val->str.s, n->val->str.len);
+  n->func = filter ? mr_tpl_filter(n->val->str.s, n->val->str.len)
+                   : mr_tpl_test(n->val->str.s, n->val->str.len);
   if (!n->func && !p->soft && !p->unknown)
     p->unknown = n;
   return n;
@@ -444,9 +455,9 @@ static tn *parse_test(tp *p, tn *of) {
   if (!negated)
     return n;
   tn *not = mr_tp_node(p, N_NOT, line);
-  if (not)
-    not->a = n;
-  return not;
+  if (not )
+    not ->a = n;
+  return not ;
 }
 
 static tn *parse_filters_and_tests(tp *p, tn *n) {
@@ -534,7 +545,8 @@ static tn *parse_sum(tp *p) {
 
 /* The comparison at the current token, which is skipped; -1: none. */
 static int comparison(tp *p) {
-  static const uint16_t signs[] = {OP2('=', '='), OP2('!', '='), '<', OP2('<', '='), '>', OP2('>', '=')};
+  static const uint16_t signs[] = {OP2('=', '='), OP2('!', '='), '<',
+                                   OP2('<', '='), '>',           OP2('>', '=')};
   if (mr_tp_skip_name(p, "in"))
     return OP_IN;
   if (mr_tp_is_name(p->at, "not") && mr_tp_is_name(p->at + 1, "in")) {
@@ -602,7 +614,8 @@ tn *mr_tp_expr(tp *p) {
   tn *n = parse_or(p);
   while (n && mr_tp_skip_name(p, "if")) {
     tn *cond = mr_tp_node(p, N_COND, n->line);
-    if (!cond || !(cond->a = parse_or(p)) || (mr_tp_skip_name(p, "else") && !(cond->c = mr_tp_expr(p))))
+    if (!cond || !(cond->a = parse_or(p)) ||
+        (mr_tp_skip_name(p, "else") && !(cond->c = mr_tp_expr(p))))
       return NULL;
     cond->b = n;
     n = cond;

@@ -9,7 +9,10 @@
 /* ---- parsing numbers ---- */
 
 static int digit_value(char c) {
-  return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'z' ? c - 'a' + 10 : c >= 'A' && c <= 'Z' ? c - 'A' + 10 : 99;
+  return c >= '0' && c <= '9'   ? c - '0'
+         : c >= 'a' && c <= 'z' ? c - 'a' + 10
+         : c >= 'A' && c <= 'Z' ? c - 'A' + 10
+                                : 99;
 }
 
 static void trim_space(const tv *s, size_t *from, size_t *to) {
@@ -22,7 +25,8 @@ static void trim_space(const tv *s, size_t *from, size_t *to) {
       break;
     *from += n;
   }
-  while (*to > *from && mr_ch_space((unsigned char)s->str.s[*to - 1]) && (unsigned char)s->str.s[*to - 1] < 0x80)
+  while (*to > *from && mr_ch_space((unsigned char)s->str.s[*to - 1]) &&
+         (unsigned char)s->str.s[*to - 1] < 0x80)
     --*to;
 }
 
@@ -36,7 +40,10 @@ bool mr_str_parse_int(const tv *s, int base, tv_int *out) {
   if (at < to && (t[at] == '+' || t[at] == '-'))
     negative = t[at++] == '-';
   if (to - at > 2 && t[at] == '0') {
-    int prefix = tolower((unsigned char)t[at + 1]), b = prefix == 'x' ? 16 : prefix == 'o' ? 8 : prefix == 'b' ? 2 : 0;
+    int prefix = tolower((unsigned char)t[at + 1]), b = prefix == 'x'   ? 16
+                                                        : prefix == 'o' ? 8
+                                                        : prefix == 'b' ? 2
+                                                                        : 0;
     if (b && (base == b || base == 0)) {
       base = b;
       at += 2;
@@ -52,7 +59,8 @@ bool mr_str_parse_int(const tv *s, int base, tv_int *out) {
       continue;
     }
     if (d >= base || __builtin_mul_overflow(*out, (tv_int)base, out) ||
-        (negative ? __builtin_sub_overflow(*out, (tv_int)d, out) : __builtin_add_overflow(*out, (tv_int)d, out)))
+        (negative ? __builtin_sub_overflow(*out, (tv_int)d, out)
+                  : __builtin_add_overflow(*out, (tv_int)d, out)))
       return false;
     any = under = true;
   }
@@ -67,7 +75,8 @@ bool mr_str_parse_real(const tv *s, double *out) {
     return false;
   for (; at < to; at++) {
     char c = s->str.s[at];
-    bool between = at > 0 && at + 1 < to && isdigit((unsigned char)s->str.s[at - 1]) && isdigit((unsigned char)s->str.s[at + 1]);
+    bool between = at > 0 && at + 1 < to && isdigit((unsigned char)s->str.s[at - 1]) &&
+                   isdigit((unsigned char)s->str.s[at + 1]);
     if (c == '_' && between)
       continue;
     if (!isalnum((unsigned char)c) && c != '.' && c != '+' && c != '-')
@@ -146,7 +155,8 @@ static tv *f_round(tr *r, tv *self, tv_call *c) {
   int64_t digits;
   tv_int i;
   const tv *method = c->p[1];
-  bool ceiling = method && mr_tv_is_str(method, "ceil"), flooring = method && mr_tv_is_str(method, "floor");
+  bool ceiling = method && mr_tv_is_str(method, "ceil"),
+       flooring = method && mr_tv_is_str(method, "floor");
   if (method && !ceiling && !flooring && !mr_tv_is_str(method, "common"))
     return mr_tr_fail(r, "method must be common, ceil or floor");
   if (!mr_tpl_arg_int(r, c->p[0], 0, &digits))
@@ -164,7 +174,8 @@ static tv *f_round(tr *r, tv *self, tv_call *c) {
   if (digits >= 0)
     return mr_tv_int(r, i);
   double scale = pow(10, (double)-digits);
-  return digits < -37 ? mr_tv_int(r, 0) : mr_tv_int(r, (tv_int)(nearbyint((double)i / scale) * scale));
+  return digits < -37 ? mr_tv_int(r, 0)
+                      : mr_tv_int(r, (tv_int)(nearbyint((double)i / scale) * scale));
 }
 
 static tv *f_filesizeformat(tr *r, tv *self, tv_call *c) {
@@ -184,7 +195,8 @@ static tv *f_filesizeformat(tr *r, tv *self, tv_call *c) {
   } else {
     for (unit = base * base; i < 7 && bytes >= unit; i++)
       unit *= base;
-    snprintf(text, sizeof text, "%.1f %c%s", base * bytes / unit, binary && i == 0 ? 'K' : letters[i], binary ? "iB" : "B");
+    snprintf(text, sizeof text, "%.1f %c%s", base * bytes / unit,
+             binary && i == 0 ? 'K' : letters[i], binary ? "iB" : "B");
   }
   tsb b;
   mr_tsb_init(&b, r);
@@ -279,7 +291,8 @@ static tv *f_format(tr *r, tv *self, tv_call *c) {
   tv *s = mr_tv_str(r, self), *args;
   if (c->n_pos && c->n_kw)
     return mr_tr_fail(r, "can't handle positional and keyword arguments at the same time");
-  args = c->n_kw ? mr_tv_dict(r, TV_DICT, (size_t)c->n_kw) : mr_tv_seq(r, TV_TUPLE, (size_t)c->n_pos);
+  args =
+      c->n_kw ? mr_tv_dict(r, TV_DICT, (size_t)c->n_kw) : mr_tv_seq(r, TV_TUPLE, (size_t)c->n_pos);
   if (!s || !args)
     return NULL;
   for (int i = 0; i < c->n_kw; i++)
@@ -302,7 +315,9 @@ static tv *f_attr(tr *r, tv *self, tv_call *c) {
   tn_lookup look = mr_tpl_methods(c->p[0]->str.s, c->p[0]->str.len);
   tv *v = mr_op_attr(r, self, c->p[0], &look);
   /* Unlike a.b it does not fall back to items. */
-  return v && self->kind == TV_DICT && v->kind != TV_BOUND && v->kind != TV_UNDEF ? mr_tv_undef(r, self, c->p[0]) : v;
+  return v && self->kind == TV_DICT && v->kind != TV_BOUND && v->kind != TV_UNDEF
+             ? mr_tv_undef(r, self, c->p[0])
+             : v;
 }
 
 /* ---- longer texts ---- */
@@ -344,7 +359,8 @@ static tv *f_truncate(tr *r, tv *self, tv_call *c) {
   int64_t length, leeway;
   tv *s = mr_tv_str(r, self), *end = c->p[2] ? c->p[2] : mr_tv_text(r, "...", 3, TAINT_NONE);
   bool none = c->p[3] && c->p[3]->kind == TV_NONE;
-  if (!s || !end || !mr_tpl_arg_int(r, c->p[0], 255, &length) || !mr_tpl_arg_int(r, none ? NULL : c->p[3], 5, &leeway))
+  if (!s || !end || !mr_tpl_arg_int(r, c->p[0], 255, &length) ||
+      !mr_tpl_arg_int(r, none ? NULL : c->p[3], 5, &leeway))
     return NULL;
   if (end->kind != TV_STR || length < (int64_t)mr_tv_chars(end) || leeway < 0)
     return mr_tr_fail(r, "expected length >= the length of the end, and leeway >= 0");
@@ -371,15 +387,16 @@ typedef struct wrap { /* one line of text being broken into lines of at most `wi
   bool break_long, on_hyphens;
 } wrap;
 
-/* End of the chunk that starts at `at`: a run of spaces, or a word (a hyphen between letters ends one). */
+/* End of the chunk that starts at `at`: a run of spaces, or a word (a hyphen between letters ends
+ * one). */
 static size_t chunk_end(const wrap *w, size_t at) {
   const char *s = w->line->str.s;
   size_t len = w->line->str.len, to = at;
   bool space = s[at] == ' ' || s[at] == '\t';
   while (to < len && (s[to] == ' ' || s[to] == '\t') == space) {
     to++;
-    if (!space && w->on_hyphens && s[to - 1] == '-' && to - at > 1 && isalpha((unsigned char)s[to - 2]) && to < len &&
-        isalpha((unsigned char)s[to]))
+    if (!space && w->on_hyphens && s[to - 1] == '-' && to - at > 1 &&
+        isalpha((unsigned char)s[to - 2]) && to < len && isalpha((unsigned char)s[to]))
       break;
   }
   return to;
@@ -408,7 +425,8 @@ static void wrap_line(wrap *w) {
   size_t at = 0, len = w->line->str.len;
   for (bool first = true; at < len && !w->b->failed; first = false) {
     size_t used = 0, from = at, keep;
-    if (!first && (w->line->str.s[at] == ' ' || w->line->str.s[at] == '\t')) /* no line starts with spaces */
+    if (!first && (w->line->str.s[at] == ' ' || w->line->str.s[at] == '\t')) /* no line starts with
+                                                                                spaces */
       from = at = chunk_end(w, at);
     if (at == len)
       return;
@@ -439,7 +457,8 @@ static void wrap_line(wrap *w) {
 
 static tv *f_wordwrap(tr *r, tv *self, tv_call *c) {
   int64_t width;
-  tv *s = mr_tv_str(r, self), *newline = c->p[2] && c->p[2]->kind == TV_STR ? c->p[2] : mr_tv_text(r, "\n", 1, TAINT_NONE);
+  tv *s = mr_tv_str(r, self),
+     *newline = c->p[2] && c->p[2]->kind == TV_STR ? c->p[2] : mr_tv_text(r, "\n", 1, TAINT_NONE);
   tv *lines = s ? mr_str_lines(r, s, false) : NULL;
   tsb b;
   if (!lines || !newline || !mr_tpl_arg_int(r, c->p[0], 79, &width))
@@ -447,7 +466,13 @@ static tv *f_wordwrap(tr *r, tv *self, tv_call *c) {
   if (width <= 0)
     return mr_tr_fail(r, "invalid width %lld (must be > 0)", (long long)width);
   mr_tsb_init(&b, r);
-  wrap w = {r, &b, NULL, newline, (size_t)width, !c->p[1] || mr_tv_truth(c->p[1]), !c->p[3] || mr_tv_truth(c->p[3])};
+  wrap w = {r,
+            &b,
+            NULL,
+            newline,
+            (size_t)width,
+            !c->p[1] || mr_tv_truth(c->p[1]),
+            !c->p[3] || mr_tv_truth(c->p[3])};
   for (size_t i = 0; i < lines->seq.n; i++) {
     w.line = lines->seq.items[i];
     if (i)
@@ -474,7 +499,8 @@ static tv *f_wordcount(tr *r, tv *self, tv_call *c) {
 
 /* Without comments and tags, runs of white space made one space, entities read back. */
 static tv *f_striptags(tr *r, tv *self, tv_call *c) {
-  static const char *const entities[] = {"&amp;", "&", "&lt;", "<", "&gt;", ">", "&#39;", "'", "&#34;", "\"", "&quot;", "\""};
+  static const char *const entities[] = {"&amp;", "&", "&lt;",  "<",  "&gt;",   ">",
+                                         "&#39;", "'", "&#34;", "\"", "&quot;", "\""};
   tv *s = mr_tv_str(r, self);
   tsb b;
   (void)c;
@@ -497,7 +523,8 @@ static tv *f_striptags(tr *r, tv *self, tv_call *c) {
       space = false;
       any = true;
       size_t k = 0;
-      while (k < 12 && (strlen(entities[k]) > left || memcmp(t, entities[k], strlen(entities[k])) != 0))
+      while (k < 12 &&
+             (strlen(entities[k]) > left || memcmp(t, entities[k], strlen(entities[k])) != 0))
         k += 2;
       if (k < 12) {
         mr_tsb_adds(&b, entities[k + 1], mr_tv_taint_at(s, at));
@@ -536,7 +563,8 @@ static tv *f_urlencode(tr *r, tv *self, tv_call *c) {
   tsb b;
   (void)c;
   mr_tsb_init(&b, r);
-  bool pairs = self->kind == TV_DICT || self->kind == TV_LIST || self->kind == TV_TUPLE || self->kind == TV_VIEW;
+  bool pairs = self->kind == TV_DICT || self->kind == TV_LIST || self->kind == TV_TUPLE ||
+               self->kind == TV_VIEW;
   if (!pairs)
     return add_quoted(&b, self, false) ? mr_tsb_done(&b) : NULL;
   tv view = {.kind = TV_VIEW, .view = {self, VIEW_ITEMS}};
@@ -599,7 +627,8 @@ static bool separators(tr *r, tv *v, tv_json *how) {
 }
 
 static tv *f_tojson(tr *r, tv *self, tv_call *c) {
-  tv_json how = {c->p[0] && mr_tv_truth(c->p[0]), c->p[3] && mr_tv_truth(c->p[3]), NULL, NULL, NULL};
+  tv_json how = {c->p[0] && mr_tv_truth(c->p[0]), c->p[3] && mr_tv_truth(c->p[3]), NULL, NULL,
+                 NULL};
   tv *indent = c->p[1];
   int64_t width;
   tsb b;
@@ -628,14 +657,38 @@ static tv *f_pprint(tr *r, tv *self, tv_call *c) {
   return mr_tsb_done(&b);
 }
 
-#define F(name, params) {#name, params, f_##name, NULL}
-const tv_func mr_tpl_text_filters[] = { /* sorted */
-    F(abs, ""), F(attr, "name"), F(capitalize, ""), F(center, "width?"),
-    {"d", "default_value?,boolean?", f_default, NULL}, F(default, "default_value?,boolean?"),
-    {"e", "", f_escape, NULL}, F(escape, ""), F(filesizeformat, "binary?"), F(float, "default?"),
-    F(forceescape, ""), F(format, NULL), F(indent, "width?,first?,blank?"), F(int, "default?,base?"), F(lower, ""),
-    F(pprint, ""), F(replace, "old,new,count?"), F(round, "precision?,method?"), F(safe, ""), F(string, ""),
-    F(striptags, ""), F(title, ""), F(tojson, "ensure_ascii?,indent?,separators?,sort_keys?"),
-    F(trim, "chars?"), F(truncate, "length?,killwords?,end?,leeway?"), F(upper, ""), F(urlencode, ""),
-    F(wordcount, ""), F(wordwrap, "width?,break_long_words?,wrapstring?,break_on_hyphens?"), F(xmlattr, "autospace?")};
+#define F(name, params)                                                                            \
+  { #name, params, f_##name, NULL }
+const tv_func mr_tpl_text_filters[] = {/* sorted */
+                                       F(abs, ""),
+                                       F(attr, "name"),
+                                       F(capitalize, ""),
+                                       F(center, "width?"),
+                                       {"d", "default_value?,boolean?", f_default, NULL},
+                                       F(default, "default_value?,boolean?"),
+                                       {"e", "", f_escape, NULL},
+                                       F(escape, ""),
+                                       F(filesizeformat, "binary?"),
+                                       F(float, "default?"),
+                                       F(forceescape, ""),
+                                       F(format, NULL),
+                                       F(indent, "width?,first?,blank?"),
+                                       F(int, "default?,base?"),
+                                       F(lower, ""),
+                                       F(pprint, ""),
+                                       F(replace, "old,new,count?"),
+                                       F(round, "precision?,method?"),
+                                       F(safe, ""),
+                                       F(string, ""),
+                                       F(striptags, ""),
+                                       F(title, ""),
+                                       F(tojson, "ensure_ascii?,indent?,separators?,sort_keys?"),
+                                       F(trim, "chars?"),
+                                       F(truncate, "length?,killwords?,end?,leeway?"),
+                                       F(upper, ""),
+                                       F(urlencode, ""),
+                                       F(wordcount, ""),
+                                       F(wordwrap,
+                                         "width?,break_long_words?,wrapstring?,break_on_hyphens?"),
+                                       F(xmlattr, "autospace?")};
 const size_t mr_tpl_n_text_filters = sizeof mr_tpl_text_filters / sizeof *mr_tpl_text_filters;

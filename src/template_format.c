@@ -7,9 +7,9 @@
 #define MAX_PRECISION 400
 
 typedef struct spec { /* one conversion */
-  tv *fill;      /* NULL: a space */
-  char align;    /* < > ^ =; 0: by the value's kind */
-  char sign;     /* + - or space */
+  tv *fill;           /* NULL: a space */
+  char align;         /* < > ^ =; 0: by the value's kind */
+  char sign;          /* + - or space */
   bool alt, zero;
   char group;    /* , or _; 0: none */
   int64_t width; /* code points */
@@ -52,7 +52,8 @@ static void put_text(tsb *b, const spec *s, tv *text) {
 /* `digits` (ASCII, no sign) with separators in its leading run of digits. */
 static void group_digits(const char *digits, char sep, int every, char *out, size_t cap) {
   size_t n = 0, k = 0;
-  while ((digits[n] >= '0' && digits[n] <= '9') || (every == 4 && strchr("abcdefABCDEF", digits[n]) && digits[n]))
+  while ((digits[n] >= '0' && digits[n] <= '9') ||
+         (every == 4 && strchr("abcdefABCDEF", digits[n]) && digits[n]))
     n++;
   for (size_t i = 0; i < n && k + 2 < cap; i++) {
     if (i && (n - i) % (size_t)every == 0)
@@ -62,11 +63,13 @@ static void group_digits(const char *digits, char sep, int every, char *out, siz
   snprintf(out + k, cap - k, "%s", digits + n);
 }
 
-static void put_number(tsb *b, const spec *s, bool negative, const char *prefix, const char *digits) {
+static void put_number(tsb *b, const spec *s, bool negative, const char *prefix,
+                       const char *digits) {
   char grouped[2048], head[8];
   const char *sign = negative ? "-" : s->sign == '+' ? "+" : s->sign == ' ' ? " " : "";
   if (s->group)
-    group_digits(digits, s->group, s->type && strchr("xXob", s->type) ? 4 : 3, grouped, sizeof grouped);
+    group_digits(digits, s->group, s->type && strchr("xXob", s->type) ? 4 : 3, grouped,
+                 sizeof grouped);
   else
     snprintf(grouped, sizeof grouped, "%s", digits);
   snprintf(head, sizeof head, "%s%s", sign, s->alt ? prefix : "");
@@ -85,7 +88,11 @@ static void put_int(tsb *b, const spec *s, tv_int i, char type) {
   char text[160];
   size_t at = sizeof text - 1;
   int base = type == 'x' || type == 'X' ? 16 : type == 'o' ? 8 : type == 'b' ? 2 : 10;
-  const char *prefix = type == 'x' ? "0x" : type == 'X' ? "0X" : type == 'o' ? "0o" : type == 'b' ? "0b" : "";
+  const char *prefix = type == 'x'   ? "0x"
+                       : type == 'X' ? "0X"
+                       : type == 'o' ? "0o"
+                       : type == 'b' ? "0b"
+                                     : "";
   __extension__ unsigned __int128 u = i < 0 ? -(unsigned __int128)i : (unsigned __int128)i;
   text[at] = '\0';
   do {
@@ -110,7 +117,10 @@ static void put_real(tsb *b, const spec *s, double f, char type) {
     mr_tv_real_text(fabs(f), plain);
     snprintf(text, sizeof text, "%s", plain);
   } else {
-    snprintf(c_format, sizeof c_format, "%%%s.*%c", s->alt ? "#" : "", percent ? 'f' : type ? type : 'g');
+    snprintf(c_format, sizeof c_format, "%%%s.*%c", s->alt ? "#" : "",
+             percent ? 'f'
+             : type  ? type
+                     : 'g');
     snprintf(text, sizeof text - 2, c_format, precision, fabs(percent ? f * 100 : f));
     if (type == 0 && !strpbrk(text, ".en"))
       memcpy(text + strlen(text), ".0", 3);
@@ -202,7 +212,8 @@ static bool percent_number(percent *p, spec *s, tv *v) {
   tv_int i = 0;
   bool real = strchr("eEfFgG", s->type) != NULL;
   if (!mr_tv_is_num(v) || (!real && strchr("xXo", s->type) && v->kind == TV_FLOAT))
-    return mr_tr_fail(p->r, "%%%c format: a %s is required, not %s", s->type, real ? "real number" : "number", mr_tv_type(v));
+    return mr_tr_fail(p->r, "%%%c format: a %s is required, not %s", s->type,
+                      real ? "real number" : "number", mr_tv_type(v));
   if (s->align == '<')
     s->zero = false;
   else
@@ -240,7 +251,8 @@ static bool percent_one(percent *p) {
   spec s;
   tv *v = NULL;
   if (peek(p) == '(') {
-    const char *from = p->format->str.s + p->at + 1, *end = p->format->str.s + p->format->str.len, *close = from;
+    const char *from = p->format->str.s + p->at + 1, *end = p->format->str.s + p->format->str.len,
+               *close = from;
     while (close < end && *close != ')')
       close++;
     if (close == end)
@@ -260,7 +272,8 @@ static bool percent_one(percent *p) {
     return true;
   }
   if (s.type == '\0' || !strchr("diuxXoeEfFgGcsra", s.type))
-    return mr_tr_fail(p->r, s.type ? "unsupported format character '%c'" : "incomplete format%c", s.type);
+    return mr_tr_fail(p->r, s.type ? "unsupported format character '%c'" : "incomplete format%c",
+                      s.type);
   if (!v && !(v = next_arg(p)))
     return false;
   if (s.type == 'c')
@@ -310,7 +323,8 @@ static bool braces_into(braces *p, tsb *b, size_t at, size_t end, int level);
 
 static tv *keyword(const tv_call *c, const tv *name) {
   for (int i = 0; i < c->n_kw; i++)
-    if (c->kw[i].key->str.len == name->str.len && memcmp(c->kw[i].key->str.s, name->str.s, name->str.len) == 0)
+    if (c->kw[i].key->str.len == name->str.len &&
+        memcmp(c->kw[i].key->str.s, name->str.s, name->str.len) == 0)
       return c->kw[i].val;
   return NULL;
 }
@@ -320,15 +334,18 @@ static tv *first_of_field(braces *p, tv *name) {
   if (name->str.len == 0) {
     i = p->next < 0 ? -1 : p->next++;
   } else if (mr_ch_class(name, "isdigit") && mr_str_parse_int(name, 10, &i)) {
+    i = p->next > 0 ? -1 : i;
     p->next = -1;
   } else {
     tv *v = keyword(p->c, name);
     return v ? v : mr_tr_fail(p->r, "'%.*s'", (int)name->str.len, name->str.s);
   }
   if (i < 0)
-    return mr_tr_fail(p->r, "cannot switch from manual field specification to automatic field numbering");
+    return mr_tr_fail(p->r,
+                      "cannot mix numbered fields with fields that are numbered automatically");
   if (i >= p->c->n_pos)
-    return mr_tr_fail(p->r, "Replacement index %d out of range for positional args tuple", (int)(i < 1 << 30 ? i : 1 << 30));
+    return mr_tr_fail(p->r, "Replacement index %d out of range for positional args tuple",
+                      (int)(i < 1 << 30 ? i : 1 << 30));
   return p->c->pos[i];
 }
 
@@ -388,7 +405,8 @@ static bool parse_spec(tr *r, tv *text, spec *s) {
     s->group = t[at++];
   if (at < n && t[at] == '.') {
     int digits = 0;
-    for (at++, s->precision = 0; at < n && t[at] >= '0' && t[at] <= '9' && digits < 9; at++, digits++)
+    for (at++, s->precision = 0; at < n && t[at] >= '0' && t[at] <= '9' && digits < 9;
+         at++, digits++)
       s->precision = s->precision * 10 + (t[at] - '0');
     if (!digits)
       return mr_tr_fail(r, "Format specifier missing precision");
@@ -415,14 +433,16 @@ static bool put_value(braces *p, tsb *b, tv *v, tv *how, char conversion) {
     put_real(b, &s, mr_tv_real(v), s.type == 'n' ? 'g' : s.type);
   } else if (mr_tv_as_int(v, &i) && (!s.type || strchr("dbBoxXn", s.type)) && s.precision < 0) {
     put_int(b, &s, i, s.type);
-  } else if (v->kind == TV_STR && (!s.type || s.type == 's') && s.align != '=' && !s.sign && !s.group) {
+  } else if (v->kind == TV_STR && (!s.type || s.type == 's') && s.align != '=' && !s.sign &&
+             !s.group) {
     v = p->format->safe ? mr_tv_escape(r, v) : v;
     if (v)
       put_text(b, &s, v);
   } else if (v->kind == TV_UNDEF && how->str.len == 0) {
     return true;
   } else {
-    return mr_tr_fail(r, "Unknown format code '%c' for object of type '%s'", s.type ? s.type : ' ', mr_tv_type(v));
+    return mr_tr_fail(r, "Unknown format code '%c' for object of type '%s'", s.type ? s.type : ' ',
+                      mr_tv_type(v));
   }
   return v && !b->failed;
 }
@@ -480,7 +500,8 @@ static bool braces_into(braces *p, tsb *b, size_t at, size_t end, int level) {
         break;
     }
     if (close == end)
-      return mr_tr_fail(p->r, run + 1 == end ? "Single '{' encountered in format string" : "expected '}' before end of string");
+      return mr_tr_fail(p->r, run + 1 == end ? "Single '{' encountered in format string"
+                                             : "expected '}' before end of string");
     if (!mr_tr_charge(p->r, 1) || !braces_field(p, b, run + 1, close, level))
       return false;
     at = close + 1;

@@ -10,7 +10,8 @@
 static tv *g_range(tr *r, tv *self, tv_call *c) {
   int64_t a, b, step;
   (void)self;
-  if (!mr_tpl_arg_int(r, c->p[0], 0, &a) || !mr_tpl_arg_int(r, c->p[1], 0, &b) || !mr_tpl_arg_int(r, c->p[2], 1, &step))
+  if (!mr_tpl_arg_int(r, c->p[0], 0, &a) || !mr_tpl_arg_int(r, c->p[1], 0, &b) ||
+      !mr_tpl_arg_int(r, c->p[2], 1, &step))
     return NULL;
   if (step == 0)
     return mr_tr_fail(r, "range() arg 3 must not be zero");
@@ -22,7 +23,8 @@ static tv *g_range(tr *r, tv *self, tv_call *c) {
   v->range.step = step;
   double n = ((double)v->range.stop - (double)v->range.start) / (double)step;
   if (n > MAX_RANGE)
-    return mr_tr_fail(r, "Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).", MAX_RANGE);
+    return mr_tr_fail(r, "Range too big. The sandbox blocks ranges larger than MAX_RANGE (%d).",
+                      MAX_RANGE);
   return v;
 }
 
@@ -30,6 +32,8 @@ static tv *g_range(tr *r, tv *self, tv_call *c) {
 static bool put_all(tr *r, tv *d, tv *from) {
   tv **items, **two;
   size_t n, n_two;
+  if (from->kind == TV_UNDEF)
+    return mr_tv_fail_undef(r, from);
   if (from->kind == TV_DICT) {
     for (size_t i = 0; i < from->dict.n; i++)
       if (!mr_tv_dict_put(r, d, from->dict.pairs[i].key, from->dict.pairs[i].val))
@@ -42,7 +46,8 @@ static bool put_all(tr *r, tv *d, tv *from) {
     if (!mr_tv_iter(r, items[i], &two, &n_two))
       return false;
     if (n_two != 2)
-      return mr_tr_fail(r, "dictionary update sequence element #%zu has length %zu; 2 is required", i, n_two);
+      return mr_tr_fail(r, "dictionary update sequence element #%zu has length %zu; 2 is required",
+                        i, n_two);
     if (!mr_tv_hashable(r, two[0]) || !mr_tv_dict_put(r, d, two[0], two[1]))
       return false;
   }
@@ -122,7 +127,8 @@ static tv *g_loop_changed(tr *r, tv *self, tv_call *c) {
 
 static tv *g_lipsum(tr *r, tv *self, tv_call *c) {
   (void)self, (void)c;
-  return mr_tr_fail(r, "lipsum() makes random text and is not offered: a row must always give the same prompt");
+  return mr_tr_fail(
+      r, "lipsum() makes random text and is not offered: a row must always give the same prompt");
 }
 
 static tv *g_raise_exception(tr *r, tv *self, tv_call *c) {
@@ -136,7 +142,8 @@ static tv *g_raise_exception(tr *r, tv *self, tv_call *c) {
 }
 
 /* One directive of a strftime format at s (after its %); returns its length. */
-static size_t clock_directive(tr *r, const char *s, size_t n, const struct tm *t, tsb *b, tv_taint taint) {
+static size_t clock_directive(tr *r, const char *s, size_t n, const struct tm *t, tsb *b,
+                              tv_taint taint) {
   char one[4] = {'%', 0}, out[128];
   size_t k = 0;
   if (k < n && s[k] && strchr("-_0^#", s[k]))
@@ -181,20 +188,21 @@ static tv *g_strftime_now(tr *r, tv *self, tv_call *c) {
 }
 
 /* Sorted by name. Where the reference prints a class, so does repr. */
-static const tv_func functions[] = {
-    {"cycler", NULL, g_cycler, "<class 'jinja2.utils.Cycler'>"},
-    {"cycler.next", "", g_cycler_next, NULL},
-    {"cycler.reset", "", g_cycler_reset, NULL},
-    {"dict", NULL, g_dict, "<class 'dict'>"},
-    {"joiner", "sep?", g_joiner, "<class 'jinja2.utils.Joiner'>"},
-    {"lipsum", NULL, g_lipsum, NULL},
-    {"loop.changed", NULL, g_loop_changed, NULL},
-    {"loop.cycle", NULL, g_loop_cycle, NULL},
-    {"namespace", NULL, g_namespace,
-     "<class 'transformers.utils.chat_template_utils._cached_compile_jinja_template.<locals>.TemplateNamespace'>"},
-    {"raise_exception", "message", g_raise_exception, NULL},
-    {"range", "start,stop?,step?", g_range, NULL},
-    {"strftime_now", "format", g_strftime_now, NULL}};
+static const tv_func functions[] = {{"cycler", NULL, g_cycler, "<class 'jinja2.utils.Cycler'>"},
+                                    {"cycler.next", "", g_cycler_next, NULL},
+                                    {"cycler.reset", "", g_cycler_reset, NULL},
+                                    {"dict", NULL, g_dict, "<class 'dict'>"},
+                                    {"joiner", "sep?", g_joiner, "<class 'jinja2.utils.Joiner'>"},
+                                    {"lipsum", NULL, g_lipsum, NULL},
+                                    {"loop.changed", NULL, g_loop_changed, NULL},
+                                    {"loop.cycle", NULL, g_loop_cycle, NULL},
+                                    {"namespace", NULL, g_namespace,
+                                     "<class "
+                                     "'transformers.utils.chat_template_utils._cached_compile_"
+                                     "jinja_template.<locals>.TemplateNamespace'>"},
+                                    {"raise_exception", "message", g_raise_exception, NULL},
+                                    {"range", "start,stop?,step?", g_range, NULL},
+                                    {"strftime_now", "format", g_strftime_now, NULL}};
 
 const tv_func *mr_tpl_func(const char *name, size_t len) {
   return mr_tpl_find(functions, sizeof functions / sizeof *functions, name, len);

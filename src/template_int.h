@@ -1,16 +1,17 @@
 /* template_int.h: what the parts of the template engine share; nobody else includes it.
  *
- * template_lex.c     source to tokens             template_parse.c, template_expr.c   tokens to a tree
- * template_exec.c    statements, scopes, macros   template_eval.c                     expressions
- * template_value.c   values, arena, strings       template_ops.c                      operators, attributes
- * template_print.c   str(), repr, JSON            template_format.c                   "%" and str.format
- * template_methods.c methods of strings, dicts    template_filters.c, _seq.c          filters
- * template_tests.c   tests ("is")                 template_funcs.c                    global functions
- * template_case.c    letter case, character classes
+ * template_lex.c     source to tokens             template_parse.c, template_expr.c   tokens to a
+ * tree template_exec.c    statements, scopes, macros   template_eval.c expressions template_value.c
+ * values, arena, strings       template_ops.c                      operators, attributes
+ * template_print.c   str(), repr, JSON            template_format.c                   "%" and
+ * str.format template_methods.c methods of strings, dicts    template_filters.c, _seq.c filters
+ * template_tests.c   tests ("is")                 template_funcs.c                    global
+ * functions template_case.c    letter case, character classes
  *
- * Values are Python's, immutable but for namespaces and iterators, and live in the arena of a render (constants: in
- * the arena of the template). A function that can fail returns NULL, false or -1 after it has set the error of the
- * render. Every byte of a string knows whether it came from a tainted variable.
+ * Values are Python's, immutable but for namespaces and iterators, and live in the arena of a
+ * render (constants: in the arena of the template). A function that can fail returns NULL, false or
+ * -1 after it has set the error of the render. Every byte of a string knows whether it came from a
+ * tainted variable.
  */
 #ifndef MR_SRC_TEMPLATE_INT_H
 #define MR_SRC_TEMPLATE_INT_H
@@ -40,8 +41,27 @@ void mr_ta_free(ta *a);
 /* ---- values ---- */
 
 typedef enum tv_kind {
-  TV_UNDEF, TV_NONE, TV_BOOL, TV_INT, TV_FLOAT, TV_STR, TV_LIST, TV_TUPLE, TV_DICT, TV_VIEW, TV_RANGE, TV_GEN,
-  TV_NS, TV_LOOP, TV_MACRO, TV_FUNC, TV_BOUND, TV_CYCLER, TV_JOINER, TV_SELF, TV_BLOCK
+  TV_UNDEF,
+  TV_NONE,
+  TV_BOOL,
+  TV_INT,
+  TV_FLOAT,
+  TV_STR,
+  TV_LIST,
+  TV_TUPLE,
+  TV_DICT,
+  TV_VIEW,
+  TV_RANGE,
+  TV_GEN,
+  TV_NS,
+  TV_LOOP,
+  TV_MACRO,
+  TV_FUNC,
+  TV_BOUND,
+  TV_CYCLER,
+  TV_JOINER,
+  TV_SELF,
+  TV_BLOCK
 } tv_kind;
 
 typedef enum tv_taint { TAINT_NONE, TAINT_ALL, TAINT_SOME /* `marks` says which bytes */ } tv_taint;
@@ -61,7 +81,7 @@ typedef struct tv_func { /* a filter, test, method or global function */
   const char *name;
   const char *params; /* "a,b?": b may be absent; NULL: takes all in c->pos and c->kw itself */
   tv *(*fn)(tr *r, tv *self, tv_call *c); /* NULL: a method that the sandbox refuses */
-  const char *repr;   /* how Python prints it; NULL: by its name */
+  const char *repr;                       /* how Python prints it; NULL: by its name */
 } tv_func;
 
 #define TV_MAX_PARAMS 6
@@ -137,15 +157,62 @@ struct tv {
 /* ---- the tree ---- */
 
 typedef enum tn_kind {
-  N_CONST, N_NAME, N_LIST, N_TUPLE, N_DICT, N_COND, N_OR, N_AND, N_NOT, N_COMPARE, N_BINARY, N_CONCAT, N_NEG, N_POS,
-  N_ATTR, N_ITEM, N_SLICE, N_CALL, N_FILTER, N_TEST, N_NSREF,
-  N_BODY, N_DATA, N_PRINT, N_IF, N_FOR, N_SET, N_SET_BLOCK, N_MACRO, N_CALL_BLOCK, N_FILTER_BLOCK, N_WITH, N_BLOCK,
-  N_AUTOESCAPE, N_SCOPE, N_BREAK, N_CONTINUE, N_NO_LOADER
+  N_CONST,
+  N_NAME,
+  N_LIST,
+  N_TUPLE,
+  N_DICT,
+  N_COND,
+  N_OR,
+  N_AND,
+  N_NOT,
+  N_COMPARE,
+  N_BINARY,
+  N_CONCAT,
+  N_NEG,
+  N_POS,
+  N_ATTR,
+  N_ITEM,
+  N_SLICE,
+  N_CALL,
+  N_FILTER,
+  N_TEST,
+  N_NSREF,
+  N_BODY,
+  N_DATA,
+  N_PRINT,
+  N_IF,
+  N_FOR,
+  N_SET,
+  N_SET_BLOCK,
+  N_MACRO,
+  N_CALL_BLOCK,
+  N_FILTER_BLOCK,
+  N_WITH,
+  N_BLOCK,
+  N_AUTOESCAPE,
+  N_SCOPE,
+  N_BREAK,
+  N_CONTINUE,
+  N_NO_LOADER
 } tn_kind;
 
 typedef enum tn_op {
-  OP_ADD, OP_SUB, OP_MUL, OP_DIV, OP_FLOORDIV, OP_MOD, OP_POW,
-  OP_EQ, OP_NE, OP_LT, OP_LE, OP_GT, OP_GE, OP_IN, OP_NOT_IN
+  OP_ADD,
+  OP_SUB,
+  OP_MUL,
+  OP_DIV,
+  OP_FLOORDIV,
+  OP_MOD,
+  OP_POW,
+  OP_EQ,
+  OP_NE,
+  OP_LT,
+  OP_LE,
+  OP_GT,
+  OP_GE,
+  OP_IN,
+  OP_NOT_IN
 } tn_op;
 
 typedef struct tn_args {
@@ -161,29 +228,33 @@ typedef struct tn_lookup { /* methods that an attribute's name may mean, by kind
   const tv_func *str, *dict, *list;
 } tn_lookup;
 
-enum { MACRO_CALLER = 1, MACRO_KWARGS = 2, MACRO_VARARGS = 4 }; /* special names that a macro's body uses */
+enum {
+  MACRO_CALLER = 1,
+  MACRO_KWARGS = 2,
+  MACRO_VARARGS = 4
+}; /* special names that a macro's body uses */
 
 struct tn {
   uint8_t kind, op, flags; /* flags: MACRO_*; FOR: recursive; FILTER, TEST: see template_expr.c */
   int line;
-  int sym;              /* NAME, MACRO, BLOCK, NSREF */
+  int sym; /* NAME, MACRO, BLOCK, NSREF */
   tn *a, *b, *c, *d;
-  tn **list;            /* items; IF: condition, body, condition, body ...; WITH: target, value ... */
+  tn **list; /* items; IF: condition, body, condition, body ...; WITH: target, value ... */
   int n;
-  uint8_t *ops;         /* COMPARE: tn_op of list[i] */
-  int *params;          /* MACRO, CALL_BLOCK: symbols [n_params]; defaults in list, the last n of them */
+  uint8_t *ops; /* COMPARE: tn_op of list[i] */
+  int *params;  /* MACRO, CALL_BLOCK: symbols [n_params]; defaults in list, the last n of them */
   int n_params;
-  tv *val;              /* CONST, DATA; ATTR, FILTER, TEST, NSREF: the name */
-  const tv_func *func;  /* FILTER, TEST; NULL: unknown, an error when it is reached */
+  tv *val;             /* CONST, DATA; ATTR, FILTER, TEST, NSREF: the name */
+  const tv_func *func; /* FILTER, TEST; NULL: unknown, an error when it is reached */
   tn_args *args;
-  tn_lookup look;       /* ATTR */
+  tn_lookup look; /* ATTR */
 };
 
 typedef struct tv_sym {
   const char *name;
   size_t len;
-  tv *val;               /* the name as a string */
-  tv *builtin;           /* the global function of this name, or NULL */
+  tv *val;     /* the name as a string */
+  tv *builtin; /* the global function of this name, or NULL */
 } tv_sym;
 
 struct mr_template {
@@ -216,22 +287,23 @@ struct tr {
   mr_template_limits limits;
   int64_t steps;
   int depth;
-  int line;          /* of the node being run */
-  double now;        /* negative: no clock */
-  bool escape;       /* inside {% autoescape true %} */
+  int line;    /* of the node being run */
+  double now;  /* negative: no clock */
+  bool escape; /* inside {% autoescape true %} */
   bool raised, failed;
-  tv **globals;      /* [n_syms]; NULL: not set */
+  tv **globals; /* [n_syms]; NULL: not set */
   tv_scope *scope, *top;
-  int flow;          /* FLOW_*: what a loop must do next */
+  int flow; /* FLOW_*: what a loop must do next */
   mr_rendered *out;
   mr_err *err;
 };
 
 /* Sets the error unless there is one; returns NULL. */
 void *mr_tr_fail(tr *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-void *mr_tr_alloc(tr *r, size_t count, size_t size); /* from the arena, not zeroed; NULL: error set */
-bool mr_tr_charge(tr *r, size_t work);               /* counts bulk work as steps; false: over the limit */
-bool mr_tr_enter(tr *r);                             /* one level of nesting deeper; false: too deep */
+void *mr_tr_alloc(tr *r, size_t count, size_t size); /* from the arena, not zeroed; NULL: error set
+                                                      */
+bool mr_tr_charge(tr *r, size_t work); /* counts bulk work as steps; false: over the limit */
+bool mr_tr_enter(tr *r);               /* one level of nesting deeper; false: too deep */
 void mr_tr_leave(tr *r);
 
 /* template_exec.c */
@@ -246,7 +318,8 @@ tv *mr_tr_lookup(tr *r, int sym);
 tv *mr_tr_call(tr *r, tv *f, tv_call *c);
 tv *mr_tr_call_func(tr *r, const tv_func *f, tv *self, tv_call *c);
 bool mr_tr_args(tr *r, const tn_args *a, tv_call *c);
-tv *mr_tr_filter(tr *r, const tn *n, tv *input); /* n: FILTER; its own input is replaced when input is given */
+tv *mr_tr_filter(tr *r, const tn *n, tv *input); /* n: FILTER; its own input is replaced when input
+                                                    is given */
 
 /* template_value.c */
 extern tv mr_tv_none, mr_tv_true, mr_tv_false, mr_tv_empty;
@@ -256,8 +329,8 @@ tv *mr_tv_int(tr *r, tv_int i);
 tv *mr_tv_float(tr *r, double f);
 tv *mr_tv_text(tr *r, const char *s, size_t len, tv_taint taint); /* borrows s */
 tv *mr_tv_sub(tr *r, const tv *s, size_t from, size_t len);       /* bytes of a string, shared */
-tv *mr_tv_seq(tr *r, tv_kind kind, size_t n);                     /* n items, to be filled by the caller */
-tv *mr_tv_pair_of(tr *r, tv *a, tv *b);                           /* a tuple of two */
+tv *mr_tv_seq(tr *r, tv_kind kind, size_t n); /* n items, to be filled by the caller */
+tv *mr_tv_pair_of(tr *r, tv *a, tv *b);       /* a tuple of two */
 tv *mr_tv_undef(tr *r, tv *of, tv *name);
 tv *mr_tv_undef_hint(tr *r, const char *hint);
 tv *mr_tv_dict(tr *r, tv_kind kind, size_t room);
@@ -265,18 +338,18 @@ bool mr_tv_dict_put(tr *r, tv *d, tv *key, tv *val);
 tv *mr_tv_dict_get(tr *r, const tv *d, const tv *key, bool *failed); /* NULL: absent or failed */
 tv *mr_tv_dict_gets(const tv *d, const char *key, size_t len);       /* by text; NULL: absent */
 tv *mr_tv_from_json(tr *r, json_t *j, tv_taint taint);
-size_t mr_tv_chars(tv *s);                       /* code points of a string */
-size_t mr_tv_byte_at(tv *s, size_t ch);          /* byte offset of a code point's index (<= chars) */
+size_t mr_tv_chars(tv *s);              /* code points of a string */
+size_t mr_tv_byte_at(tv *s, size_t ch); /* byte offset of a code point's index (<= chars) */
 bool mr_tv_truth(const tv *v);
-const char *mr_tv_type(const tv *v);             /* Python's name of the type */
-void *mr_tv_fail_undef(tr *r, const tv *u);      /* the error of using an undefined value */
+const char *mr_tv_type(const tv *v);        /* Python's name of the type */
+void *mr_tv_fail_undef(tr *r, const tv *u); /* the error of using an undefined value */
 bool mr_tv_is_str(const tv *v, const char *s);
-bool mr_tv_is_num(const tv *v);                  /* bool, int, float */
-double mr_tv_real(const tv *v);                  /* of a number */
-bool mr_tv_as_int(const tv *v, tv_int *i);       /* of an int or bool */
-int mr_tv_equal(tr *r, const tv *a, const tv *b);              /* 1, 0; -1: failed */
+bool mr_tv_is_num(const tv *v);                                  /* bool, int, float */
+double mr_tv_real(const tv *v);                                  /* of a number */
+bool mr_tv_as_int(const tv *v, tv_int *i);                       /* of an int or bool */
+int mr_tv_equal(tr *r, const tv *a, const tv *b);                /* 1, 0; -1: failed */
 int mr_tv_less(tr *r, const tv *a, const tv *b, const char *op); /* a < b; op: for the message */
-bool mr_tv_iter(tr *r, tv *v, tv ***items, size_t *n);         /* all items; takes them from an iterator */
+bool mr_tv_iter(tr *r, tv *v, tv ***items, size_t *n); /* all items; takes them from an iterator */
 bool mr_tv_hashable(tr *r, const tv *v);
 bool mr_tv_sort(tr *r, tv **items, tv **keys, size_t n, bool reverse); /* stable, by keys */
 
@@ -293,19 +366,20 @@ typedef struct tsb {
 void mr_tsb_init(tsb *b, tr *r);
 void mr_tsb_add(tsb *b, const char *s, size_t len, tv_taint taint);
 void mr_tsb_adds(tsb *b, const char *s, tv_taint taint);
-void mr_tsb_sub(tsb *b, const tv *s, size_t from, size_t len); /* bytes of a string with their taint */
+void mr_tsb_sub(tsb *b, const tv *s, size_t from, size_t len); /* bytes of a string with their taint
+                                                                */
 void mr_tsb_val(tsb *b, const tv *s);
-void mr_tsb_code(tsb *b, uint32_t code, tv_taint taint);       /* a code point */
+void mr_tsb_code(tsb *b, uint32_t code, tv_taint taint); /* a code point */
 tv *mr_tsb_done(tsb *b);
 tv_taint mr_tv_taint_at(const tv *s, size_t byte);
 
 /* template_print.c */
-tv *mr_tv_str(tr *r, tv *v);               /* str(v); a string is returned as it is */
-void mr_tv_print(tsb *b, const tv *v);     /* the same, appended */
+tv *mr_tv_str(tr *r, tv *v);           /* str(v); a string is returned as it is */
+void mr_tv_print(tsb *b, const tv *v); /* the same, appended */
 void mr_tv_repr(tsb *b, const tv *v);
 void mr_tv_real_text(double f, char out[40]); /* as Python's repr */
 size_t mr_tv_int_text(tv_int i, char out[48]);
-tv *mr_tv_escape(tr *r, tv *v);            /* HTML; what is safe stays */
+tv *mr_tv_escape(tr *r, tv *v); /* HTML; what is safe stays */
 typedef struct tv_json {
   bool ascii, sort;
   tv *indent;      /* string; NULL: one line */
@@ -338,7 +412,7 @@ extern const tv_func mr_tpl_text_filters[], mr_tpl_seq_filters[];
 extern const size_t mr_tpl_n_text_filters, mr_tpl_n_seq_filters;
 tv *mr_tpl_round(tr *r, double x, int64_t digits);
 bool mr_tpl_arg_int(tr *r, const tv *v, int64_t missing, int64_t *out); /* v NULL: missing */
-tv *mr_str_strip(tr *r, tv *s, tv *chars, int ends);   /* ends: 1 left, 2 right */
+tv *mr_str_strip(tr *r, tv *s, tv *chars, int ends);                    /* ends: 1 left, 2 right */
 tv *mr_str_replace(tr *r, tv *s, tv *old, tv *with, int64_t count);
 tv *mr_str_case(tr *r, tv *s, int how);
 tv *mr_str_lines(tr *r, tv *s, bool keep);
@@ -346,19 +420,29 @@ tv *mr_str_center(tr *r, tv *s, int64_t width, tv *fill, int where);
 tv *mr_str_join(tr *r, tv *sep, tv **items, size_t n);
 bool mr_str_parse_int(const tv *s, int base, tv_int *out);
 bool mr_str_parse_real(const tv *s, double *out);
-int64_t mr_str_find(const tv *s, const tv *what, size_t from, size_t to, bool last); /* byte offset, -1 */
+int64_t mr_str_find(const tv *s, const tv *what, size_t from, size_t to, bool last); /* byte offset,
+                                                                                        -1 */
 
 /* template_case.c */
 enum { CASE_UPPER, CASE_LOWER, CASE_TITLE, CASE_CAPITAL, CASE_SWAP, CASE_FOLD, CASE_TITLE_FILTER };
 bool mr_ch_space(uint32_t c);
 bool mr_ch_word(uint32_t c);
 bool mr_ch_printable(uint32_t c);
-bool mr_ch_break(uint32_t c); /* ends a line for splitlines */
+bool mr_ch_break(uint32_t c);                    /* ends a line for splitlines */
 int mr_ch_class(const tv *s, const char *which); /* str.isalpha and friends by name: 1, 0 */
 
 /* template_lex.c */
 typedef enum tk_kind {
-  TK_DATA, TK_PRINT_BEGIN, TK_PRINT_END, TK_BLOCK_BEGIN, TK_BLOCK_END, TK_NAME, TK_STRING, TK_INT, TK_FLOAT, TK_OP,
+  TK_DATA,
+  TK_PRINT_BEGIN,
+  TK_PRINT_END,
+  TK_BLOCK_BEGIN,
+  TK_BLOCK_END,
+  TK_NAME,
+  TK_STRING,
+  TK_INT,
+  TK_FLOAT,
+  TK_OP,
   TK_EOF
 } tk_kind;
 
@@ -380,9 +464,9 @@ typedef struct tp {
   mr_template *t;
   const tk *at;
   int depth;
-  int uses;        /* MACRO_* names seen */
-  bool soft;       /* inside an if: an unknown filter fails only when it is reached */
-  int loops;       /* around this place, in the same macro */
+  int uses;          /* MACRO_* names seen */
+  bool soft;         /* inside an if: an unknown filter fails only when it is reached */
+  int loops;         /* around this place, in the same macro */
   const tn *unknown; /* the first unknown filter or test that is not guarded by a condition */
 } tp;
 
@@ -395,11 +479,13 @@ bool mr_tp_is_name(const tk *t, const char *name);
 bool mr_tp_skip_name(tp *p, const char *name);
 bool mr_tp_expect_op(tp *p, uint16_t op);
 bool mr_tp_push(tp *p, tn ***list, int *n, int *cap, tn *item);
-tn *mr_tp_expr(tp *p);                               /* one expression */
+tn *mr_tp_expr(tp *p); /* one expression */
 enum { TUPLE_NO_IF = 1, TUPLE_PARENS = 2, TUPLE_PRIMARY = 4, TUPLE_NSREF = 8 };
-tn *mr_tp_tuple(tp *p, int how, const char *end_name); /* expressions with commas between make a tuple */
+tn *mr_tp_tuple(tp *p, int how, const char *end_name);  /* expressions with commas between make a
+                                                           tuple */
 tn *mr_tp_filters(tp *p, tn *input, bool inline_first); /* | filter | filter */
-tn *mr_tp_body(tp *p, const char *const *ends);      /* statements up to {% end; the end's name is current */
+tn *mr_tp_body(tp *p, const char *const *ends); /* statements up to {% end; the end's name is
+                                                   current */
 bool mr_tp_template(tp *p);
 
 #define OP2(a, b) ((uint16_t)((a) << 8 | (b)))

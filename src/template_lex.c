@@ -1,8 +1,9 @@
 /* template_lex.c: template source to tokens.
  *
- * White space as the reference is set up for chat templates: the first newline after a block tag or a comment is
- * dropped, and so are the spaces between the start of a line and a block tag or comment; "-" at a tag strips all
- * white space on its side, "+" turns stripping off; one newline at the end of the source is dropped.
+ * White space as the reference is set up for chat templates: the first newline after a block tag or
+ * a comment is dropped, and so are the spaces between the start of a line and a block tag or
+ * comment; "-" at a tag strips all white space on its side, "+" turns stripping off; one newline at
+ * the end of the source is dropped.
  */
 #include <ctype.h>
 #include <stdlib.h>
@@ -110,7 +111,8 @@ static size_t text_end(const lexer *l, size_t from, size_t to, char sign, bool p
   return strip_end(l, line, to) == line ? line : to;
 }
 
-/* Past "%}" and the like at `at`: sign as given, one newline dropped after a block. 0: no end here. */
+/* Past "%}" and the like at `at`: sign as given, one newline dropped after a block. 0: no end here.
+ */
 static size_t tag_end(const lexer *l, size_t at, const char *end, bool block) {
   if (at < l->len && l->s[at] == '-' && starts(l, at + 1, end))
     return skip_space(l, at + 3);
@@ -143,6 +145,8 @@ static size_t raw_begin(const lexer *l, size_t at) {
 
 static bool raw_block(lexer *l) {
   size_t from = l->at;
+  if (from == l->len)
+    return true;
   for (size_t p = from; p + 1 < l->len; p++) {
     if (!starts(l, p, "{%"))
       continue;
@@ -167,7 +171,7 @@ static bool comment(lexer *l) {
       return true;
     }
   }
-  return fail(l, "Missing end of comment tag%.*s", "", 0);
+  return l->at == l->len || fail(l, "Missing end of comment tag%.*s", "", 0);
 }
 
 /* ---- inside tags ---- */
@@ -175,7 +179,9 @@ static bool comment(lexer *l) {
 static int hex_of(const char *s, size_t n, uint32_t *out) {
   *out = 0;
   for (size_t i = 0; i < n; i++) {
-    int d = isdigit((unsigned char)s[i]) ? s[i] - '0' : isxdigit((unsigned char)s[i]) ? (tolower((unsigned char)s[i]) - 'a') + 10 : -1;
+    int d = isdigit((unsigned char)s[i])    ? s[i] - '0'
+            : isxdigit((unsigned char)s[i]) ? (tolower((unsigned char)s[i]) - 'a') + 10
+                                            : -1;
     if (d < 0)
       return 0;
     *out = *out * 16 + (uint32_t)d;
@@ -183,14 +189,15 @@ static int hex_of(const char *s, size_t n, uint32_t *out) {
   return 1;
 }
 
-/* \xhh, \uhhhh (pairs of surrogates are joined), \Uhhhhhhhh at s after the backslash; returns its length, 0: wrong. */
+/* \xhh, \uhhhh (pairs of surrogates are joined), \Uhhhhhhhh at s after the backslash; returns its
+ * length, 0: wrong. */
 static size_t hex_escape(const char *s, size_t n, uint32_t *code) {
   size_t digits = s[0] == 'x' ? 2 : s[0] == 'u' ? 4 : 8;
   uint32_t low;
   if (n < 1 + digits || !hex_of(s + 1, digits, code) || *code > 0x10ffff)
     return 0;
-  if (*code >= 0xd800 && *code < 0xdc00 && n >= 11 && s[5] == '\\' && s[6] == 'u' && hex_of(s + 7, 4, &low) &&
-      low >= 0xdc00 && low < 0xe000) {
+  if (*code >= 0xd800 && *code < 0xdc00 && n >= 11 && s[5] == '\\' && s[6] == 'u' &&
+      hex_of(s + 7, 4, &low) && low >= 0xdc00 && low < 0xe000) {
     *code = 0x10000 + ((*code - 0xd800) << 10) + (low - 0xdc00);
     return 11;
   }
@@ -250,7 +257,8 @@ static bool string(lexer *l) {
     if (!n)
       return fail(l, "wrong escape in the text %.*s", l->s + l->at, p + 1 - l->at);
     i += 1 + n;
-    while (i < p && ((unsigned char)l->s[i] & 0xc0) == 0x80) /* the rest of a character after an unknown escape */
+    while (i < p && ((unsigned char)l->s[i] & 0xc0) == 0x80) /* the rest of a character after an
+                                                                unknown escape */
       mr_tsb_add(&b, l->s + i++, 1, TAINT_NONE);
   }
   t->val = mr_tsb_done(&b);
@@ -263,7 +271,10 @@ static bool string(lexer *l) {
 
 static size_t digits(const lexer *l, size_t p) { /* (\d+_)*\d+ */
   size_t from = p;
-  while (p < l->len && (isdigit((unsigned char)l->s[p]) || (l->s[p] == '_' && p > from && p + 1 < l->len && isdigit((unsigned char)l->s[p - 1]) && isdigit((unsigned char)l->s[p + 1]))))
+  while (p < l->len &&
+         (isdigit((unsigned char)l->s[p]) ||
+          (l->s[p] == '_' && p > from && p + 1 < l->len && isdigit((unsigned char)l->s[p - 1]) &&
+           isdigit((unsigned char)l->s[p + 1]))))
     p++;
   return p;
 }
@@ -293,7 +304,9 @@ static size_t int_end(const lexer *l, size_t at) {
   int base = p < l->len ? tolower((unsigned char)l->s[p]) : 0;
   base = base == 'x' ? 16 : base == 'o' ? 8 : base == 'b' ? 2 : 0;
   for (size_t q = p + 1; base && q < l->len; q++) {
-    int c = tolower((unsigned char)l->s[q]), d = isdigit(c) ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : 99;
+    int c = tolower((unsigned char)l->s[q]), d = isdigit(c)             ? c - '0'
+                                                 : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                                                                        : 99;
     if (d < base)
       p = q + 1;
     else if (c != '_' || l->s[q - 1] == '_')
@@ -390,10 +403,10 @@ static bool tag(lexer *l, bool block) {
     count_lines(l, p);
     uint32_t code;
     mr_utf8_next(l->s + p, l->len - p, &code);
-    bool good = isdigit(c)             ? number(l)
-                : mr_ch_word(code)     ? name(l)
+    bool good = isdigit(c)              ? number(l)
+                : mr_ch_word(code)      ? name(l)
                 : c == '\'' || c == '"' ? string(l)
-                                       : operator_token(l);
+                                        : operator_token(l);
     if (!good)
       return false;
   }
@@ -403,7 +416,8 @@ static bool tag(lexer *l, bool block) {
 /* Text up to the next tag, and that tag. */
 static bool step(lexer *l) {
   size_t from = l->at, p = from;
-  while (p + 1 < l->len && !(l->s[p] == '{' && (l->s[p + 1] == '{' || l->s[p + 1] == '%' || l->s[p + 1] == '#')))
+  while (p + 1 < l->len &&
+         !(l->s[p] == '{' && (l->s[p + 1] == '{' || l->s[p + 1] == '%' || l->s[p + 1] == '#')))
     p++;
   if (p + 1 >= l->len) {
     l->at = l->len;

@@ -1,4 +1,5 @@
-/* template_methods.c: methods of strings, dictionaries and lists. What changes an object is refused. */
+/* template_methods.c: methods of strings, dictionaries and lists. What changes an object is
+ * refused. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -159,7 +160,8 @@ static tv *rsplit_space(tr *r, tv *s, int64_t max) {
   if (!all || max < 0 || (int64_t)all->seq.n <= max + 1)
     return all;
   size_t keep = (size_t)max, cut = all->seq.n - keep; /* the first `cut` words stay together */
-  tv *v = mr_tv_seq(r, TV_LIST, keep + 1), *left = mr_str_strip(r, s, NULL, 1), *end = all->seq.items[cut - 1];
+  tv *v = mr_tv_seq(r, TV_LIST, keep + 1), *left = mr_str_strip(r, s, NULL, 1),
+     *end = all->seq.items[cut - 1];
   if (!v || !left)
     return NULL;
   v->seq.items[0] = mr_tv_sub(r, left, 0, (size_t)(end->str.s + end->str.len - left->str.s));
@@ -236,7 +238,10 @@ static tv *partition(tr *r, tv *s, tv *sep, bool last) {
   if (sep->str.len == 0)
     return mr_tr_fail(r, "empty separator");
   int64_t hit = mr_str_find(s, sep, 0, s->str.len, last);
-  size_t cut = hit >= 0 ? (size_t)hit : last ? 0 : s->str.len, after = hit >= 0 ? cut + sep->str.len : cut;
+  size_t cut = hit >= 0 ? (size_t)hit
+               : last   ? 0
+                        : s->str.len,
+         after = hit >= 0 ? cut + sep->str.len : cut;
   tv *v = mr_tv_seq(r, TV_TUPLE, 3);
   if (!v)
     return NULL;
@@ -281,7 +286,8 @@ static tv *m_join(tr *r, tv *self, tv_call *c) {
 
 /* ---- search ---- */
 
-/* The bytes that start and end (in code points, as slices) select. False: they select nothing (start past the end). */
+/* The bytes that start and end (in code points, as slices) select. False: they select nothing
+ * (start past the end). */
 static bool window(tr *r, tv *s, tv *start, tv *end, size_t *from, size_t *to) {
   int64_t n = (int64_t)mr_tv_chars(s), a, b;
   if (!mr_tpl_arg_int(r, start && start->kind != TV_NONE ? start : NULL, 0, &a) ||
@@ -362,8 +368,8 @@ static tv *affix(tr *r, tv *self, tv_call *c, bool end) {
     return r->failed ? NULL : &mr_tv_false;
   for (size_t i = 0; i < n; i++) {
     if (options[i]->kind != TV_STR)
-      return mr_tr_fail(r, "%s first arg must be str or a tuple of str, not %s", end ? "endswith" : "startswith",
-                        mr_tv_type(options[i]));
+      return mr_tr_fail(r, "%s first arg must be str or a tuple of str, not %s",
+                        end ? "endswith" : "startswith", mr_tv_type(options[i]));
     if (affix_matches(self, from, to, options[i], end))
       return &mr_tv_true;
   }
@@ -415,8 +421,8 @@ tv *mr_str_replace(tr *r, tv *s, tv *old, tv *with, int64_t count) {
 
 static tv *m_replace(tr *r, tv *self, tv_call *c) {
   int64_t count;
-  if (!need_str(r, c->p[0], "replace() argument 1") || !need_str(r, c->p[1], "replace() argument 2") ||
-      !mr_tpl_arg_int(r, c->p[2], -1, &count))
+  if (!need_str(r, c->p[0], "replace() argument 1") ||
+      !need_str(r, c->p[1], "replace() argument 2") || !mr_tpl_arg_int(r, c->p[2], -1, &count))
     return NULL;
   return mr_str_replace(r, self, c->p[0], c->p[1], count);
 }
@@ -494,7 +500,8 @@ tv *mr_str_center(tr *r, tv *s, int64_t width, tv *fill, int where) {
 
 static tv *justify(tr *r, tv *self, tv_call *c, int where) {
   int64_t width;
-  return mr_tpl_arg_int(r, c->p[0], 0, &width) ? mr_str_center(r, self, width, c->p[1], where) : NULL;
+  return mr_tpl_arg_int(r, c->p[0], 0, &width) ? mr_str_center(r, self, width, c->p[1], where)
+                                               : NULL;
 }
 
 static tv *m_center(tr *r, tv *self, tv_call *c) {
@@ -552,10 +559,10 @@ static tv *m_format(tr *r, tv *self, tv_call *c) {
 
 /* ---- classes: one function, told apart by the method's name ---- */
 
-#define CLASS_METHOD(name) \
-  static tv *m_##name(tr *r, tv *self, tv_call *c) { \
-    (void)r, (void)c; \
-    return mr_tv_bool(mr_ch_class(self, #name)); \
+#define CLASS_METHOD(name)                                                                         \
+  static tv *m_##name(tr *r, tv *self, tv_call *c) {                                               \
+    (void)r, (void)c;                                                                              \
+    return mr_tv_bool(mr_ch_class(self, #name));                                                   \
   }
 CLASS_METHOD(isalnum)
 CLASS_METHOD(isalpha)
@@ -633,26 +640,61 @@ static tv *m_list_count(tr *r, tv *self, tv_call *c) {
 
 /* ---- tables, sorted by name ---- */
 
-#define M(name, params) {#name, params, m_##name, NULL}
-static const tv_func str_methods[] = {
-    M(capitalize, ""), M(casefold, ""), M(center, "width,fillchar?"), M(count, "sub,start?,end?"),
-    M(endswith, "suffix,start?,end?"), M(expandtabs, "tabsize?"), M(find, "sub,start?,end?"), M(format, NULL),
-    M(index, "sub,start?,end?"), M(isalnum, ""), M(isalpha, ""), M(isascii, ""), M(isdecimal, ""), M(isdigit, ""),
-    M(islower, ""), M(isnumeric, ""), M(isprintable, ""), M(isspace, ""), M(istitle, ""), M(isupper, ""),
-    M(join, "iterable"), M(ljust, "width,fillchar?"), M(lower, ""), M(lstrip, "chars?"), M(partition, "sep"),
-    M(removeprefix, "prefix"), M(removesuffix, "suffix"), M(replace, "old,new,count?"), M(rfind, "sub,start?,end?"),
-    M(rindex, "sub,start?,end?"), M(rjust, "width,fillchar?"), M(rpartition, "sep"), M(rsplit, "sep?,maxsplit?"),
-    M(rstrip, "chars?"), M(split, "sep?,maxsplit?"), M(splitlines, "keepends?"),
-    M(startswith, "prefix,start?,end?"), M(strip, "chars?"), M(swapcase, ""), M(title, ""), M(upper, ""),
-    M(zfill, "width")};
-#define REFUSED(name) {#name, NULL, NULL, NULL}
+#define M(name, params)                                                                            \
+  { #name, params, m_##name, NULL }
+static const tv_func str_methods[] = {M(capitalize, ""),
+                                      M(casefold, ""),
+                                      M(center, "width,fillchar?"),
+                                      M(count, "sub,start?,end?"),
+                                      M(endswith, "suffix,start?,end?"),
+                                      M(expandtabs, "tabsize?"),
+                                      M(find, "sub,start?,end?"),
+                                      M(format, NULL),
+                                      M(index, "sub,start?,end?"),
+                                      M(isalnum, ""),
+                                      M(isalpha, ""),
+                                      M(isascii, ""),
+                                      M(isdecimal, ""),
+                                      M(isdigit, ""),
+                                      M(islower, ""),
+                                      M(isnumeric, ""),
+                                      M(isprintable, ""),
+                                      M(isspace, ""),
+                                      M(istitle, ""),
+                                      M(isupper, ""),
+                                      M(join, "iterable"),
+                                      M(ljust, "width,fillchar?"),
+                                      M(lower, ""),
+                                      M(lstrip, "chars?"),
+                                      M(partition, "sep"),
+                                      M(removeprefix, "prefix"),
+                                      M(removesuffix, "suffix"),
+                                      M(replace, "old,new,count?"),
+                                      M(rfind, "sub,start?,end?"),
+                                      M(rindex, "sub,start?,end?"),
+                                      M(rjust, "width,fillchar?"),
+                                      M(rpartition, "sep"),
+                                      M(rsplit, "sep?,maxsplit?"),
+                                      M(rstrip, "chars?"),
+                                      M(split, "sep?,maxsplit?"),
+                                      M(splitlines, "keepends?"),
+                                      M(startswith, "prefix,start?,end?"),
+                                      M(strip, "chars?"),
+                                      M(swapcase, ""),
+                                      M(title, ""),
+                                      M(upper, ""),
+                                      M(zfill, "width")};
+#define REFUSED(name)                                                                              \
+  { #name, NULL, NULL, NULL }
 static const tv_func dict_methods[] = {
-    REFUSED(clear), M(copy, ""), M(get, "key,default?"), M(items, ""), M(keys, ""), REFUSED(pop),
-    REFUSED(popitem), REFUSED(setdefault), REFUSED(update), M(values, "")};
-static const tv_func list_methods[] = {
-    REFUSED(append), REFUSED(clear), M(copy, ""), {"count", "value", m_list_count, NULL}, REFUSED(extend),
-    {"index", "value", m_list_index, NULL}, REFUSED(insert), REFUSED(pop), REFUSED(remove), REFUSED(reverse),
-    REFUSED(sort)};
+    REFUSED(clear), M(copy, ""),      M(get, "key,default?"), M(items, ""),    M(keys, ""),
+    REFUSED(pop),   REFUSED(popitem), REFUSED(setdefault),    REFUSED(update), M(values, "")};
+static const tv_func list_methods[] = {REFUSED(append), REFUSED(clear),
+                                       M(copy, ""),     {"count", "value", m_list_count, NULL},
+                                       REFUSED(extend), {"index", "value", m_list_index, NULL},
+                                       REFUSED(insert), REFUSED(pop),
+                                       REFUSED(remove), REFUSED(reverse),
+                                       REFUSED(sort)};
 
 #define LEN(a) (sizeof(a) / sizeof *(a))
 

@@ -6,7 +6,8 @@
 /* ---- arithmetic ---- */
 
 static tv *unsupported(tr *r, const char *op, const tv *a, const tv *b) {
-  return mr_tr_fail(r, "unsupported operand type(s) for %s: '%s' and '%s'", op, mr_tv_type(a), mr_tv_type(b));
+  return mr_tr_fail(r, "unsupported operand type(s) for %s: '%s' and '%s'", op, mr_tv_type(a),
+                    mr_tv_type(b));
 }
 
 static tv *overflow(tr *r) {
@@ -56,7 +57,7 @@ static tv *int_op(tr *r, tn_op op, tv_int a, tv_int b) {
   tv_int x = 0, m;
   bool over = false;
   if ((op == OP_DIV || op == OP_FLOORDIV || op == OP_MOD) && b == 0)
-    return mr_tr_fail(r, op == OP_DIV ? "division by zero"
+    return mr_tr_fail(r, op == OP_DIV   ? "division by zero"
                          : op == OP_MOD ? "integer modulo by zero"
                                         : "integer division or modulo by zero");
   switch (op) {
@@ -87,7 +88,9 @@ static tv *int_op(tr *r, tn_op op, tv_int a, tv_int b) {
 static tv *real_op(tr *r, tn_op op, double a, double b) {
   double q, m;
   if ((op == OP_DIV || op == OP_FLOORDIV || op == OP_MOD) && b == 0)
-    return mr_tr_fail(r, op == OP_DIV ? "float division by zero" : op == OP_MOD ? "float modulo" : "float floor division by zero");
+    return mr_tr_fail(r, op == OP_DIV   ? "float division by zero"
+                         : op == OP_MOD ? "float modulo"
+                                        : "float floor division by zero");
   switch (op) {
   case OP_ADD:
     return mr_tv_float(r, a + b);
@@ -172,7 +175,8 @@ static tv *add(tr *r, tv *a, tv *b) {
   if (is_seq(a) && a->kind == b->kind)
     return add_seq(r, a, b);
   if (is_seq(a))
-    return mr_tr_fail(r, "can only concatenate %s (not \"%s\") to %s", mr_tv_type(a), mr_tv_type(b), mr_tv_type(a));
+    return mr_tr_fail(r, "can only concatenate %s (not \"%s\") to %s", mr_tv_type(a), mr_tv_type(b),
+                      mr_tv_type(a));
   return unsupported(r, "+", a, b);
 }
 
@@ -197,7 +201,8 @@ tv *mr_op_binary(tr *r, tn_op op, tv *a, tv *b) {
   if (op == OP_MUL && is_seq(b) && mr_tv_as_int(a, &x))
     return repeat(r, b, x);
   if (op == OP_MUL && (is_seq(a) || is_seq(b)))
-    return mr_tr_fail(r, "can't multiply sequence by non-int of type '%s'", mr_tv_type(is_seq(a) ? b : a));
+    return mr_tr_fail(r, "can't multiply sequence by non-int of type '%s'",
+                      mr_tv_type(is_seq(a) ? b : a));
   return unsupported(r, signs[op], a, b);
 }
 
@@ -235,10 +240,13 @@ tv *mr_op_concat(tr *r, tv **items, int n) {
 static int in_seq(tr *r, tv *box, const tv *item) {
   tv **items;
   size_t n;
+  bool iterator = box->kind == TV_GEN; /* what comes after the item found can still be read */
   if (!mr_tv_iter(r, box, &items, &n))
     return -1;
   for (size_t i = 0; i < n; i++) {
     int e = mr_tv_equal(r, items[i], item);
+    if (iterator && e)
+      box->seq.pos -= n - i - 1;
     if (e)
       return e;
   }
@@ -255,7 +263,8 @@ int mr_op_contains(tr *r, tv *box, tv *item) {
       mr_tr_fail(r, "'in <string>' requires string as left operand, not %s", mr_tv_type(item));
       return -1;
     }
-    return mr_tr_charge(r, box->str.len / 256) ? mr_str_find(box, item, 0, box->str.len, false) >= 0 : -1;
+    return mr_tr_charge(r, box->str.len / 256) ? mr_str_find(box, item, 0, box->str.len, false) >= 0
+                                               : -1;
   case TV_DICT:
     if (!mr_tv_hashable(r, item))
       return -1;
@@ -314,8 +323,8 @@ static tv *refused(tr *r, const tv *of, const tv *name) {
   char *hint = mr_tr_alloc(r, cap, 1);
   if (!hint)
     return NULL;
-  snprintf(hint, cap, "access to attribute '%.*s' of '%s' object is unsafe.", (int)name->str.len, name->str.s,
-           mr_tv_type(of));
+  snprintf(hint, cap, "access to attribute '%.*s' of '%s' object is unsafe.", (int)name->str.len,
+           name->str.s, mr_tv_type(of));
   return mr_tv_undef_hint(r, hint);
 }
 
@@ -415,12 +424,13 @@ static tv *get_attr(tr *r, tv *of, tv *name, const tn_lookup *look) {
 }
 
 static bool dunder(const tv *name) {
-  return name->str.len > 4 && memcmp(name->str.s, "__", 2) == 0 && memcmp(name->str.s + name->str.len - 2, "__", 2) == 0;
+  return name->str.len > 4 && memcmp(name->str.s, "__", 2) == 0 &&
+         memcmp(name->str.s + name->str.len - 2, "__", 2) == 0;
 }
 
 tv *mr_op_attr(tr *r, tv *of, tv *name, const tn_lookup *look) {
   if (of->kind == TV_UNDEF)
-    return mr_tv_fail_undef(r, of);
+    return dunder(name) ? refused(r, of, name) : mr_tv_fail_undef(r, of);
   tv *v = get_attr(r, of, name, look);
   if (v || r->failed)
     return v;
@@ -479,7 +489,8 @@ tv *mr_op_item(tr *r, tv *of, tv *key) {
 /* ---- slices ---- */
 
 /* One bound, clamped as Python does; false: not an index. */
-static bool slice_bound(const tv *v, int64_t n, int64_t missing, int64_t low, int64_t high, int64_t *out) {
+static bool slice_bound(const tv *v, int64_t n, int64_t missing, int64_t low, int64_t high,
+                        int64_t *out) {
   tv_int i;
   *out = missing;
   if (!v || v->kind == TV_NONE)
@@ -537,7 +548,8 @@ tv *mr_op_slice(tr *r, tv *of, tv *from, tv *to, tv *step) {
   int64_t a, b;
   if (of->kind == TV_UNDEF)
     return mr_tv_fail_undef(r, of);
-  bool good = (is_seq(of) || of->kind == TV_RANGE) && (!step || step->kind == TV_NONE || mr_tv_as_int(step, &by));
+  bool good = (is_seq(of) || of->kind == TV_RANGE) &&
+              (!step || step->kind == TV_NONE || mr_tv_as_int(step, &by));
   if (good && by == 0)
     return mr_tr_fail(r, "slice step cannot be zero");
   if (good && of->kind == TV_STR)
@@ -549,11 +561,12 @@ tv *mr_op_slice(tr *r, tv *of, tv *from, tv *to, tv *step) {
   good = good && slice_bound(from, n, by > 0 ? 0 : n - 1, by > 0 ? 0 : -1, by > 0 ? n : n - 1, &a);
   good = good && slice_bound(to, n, by > 0 ? n : -1, by > 0 ? 0 : -1, by > 0 ? n : n - 1, &b);
   if (!good)
-    return mr_tv_undef_hint(r, "the object cannot be sliced so");
+    return mr_tr_fail(r, "'%s' object cannot be sliced so", mr_tv_type(of));
   int64_t s = (int64_t)by, count = s > 0 ? (b - a + s - 1) / s : (a - b - s - 1) / -s;
   if (count < 0 || (s > 0 ? a >= b : a <= b))
     count = 0;
-  return of->kind == TV_STR ? slice_str(r, of, a, s, (size_t)count) : slice_seq(r, of, a, s, (size_t)count);
+  return of->kind == TV_STR ? slice_str(r, of, a, s, (size_t)count)
+                            : slice_seq(r, of, a, s, (size_t)count);
 }
 
 /* ---- attribute paths of filters ---- */

@@ -94,7 +94,8 @@ static bool fail_eof(tp *p, const char *const *ends) {
   return mr_tp_fail(p, p->at->line, "Unexpected end of template. '%s' is missing.", ends[0]);
 }
 
-/* Data, prints and statements until a tag whose name is in `ends` (current then), or the end of the template. */
+/* Data, prints and statements until a tag whose name is in `ends` (current then), or the end of the
+ * template. */
 static tn *parse_nodes(tp *p, const char *const *ends) {
   tn *body = mr_tp_node(p, N_BODY, p->at->line);
   int cap = 0;
@@ -188,7 +189,8 @@ static tn *parse_for(tp *p, tn *n) {
   p->loops++;
   n->d = mr_tp_body(p, end_for);
   p->loops--;
-  if (n->d && mr_tp_skip_name(p, "else") && !mr_tp_push(p, &n->list, &n->n, &cap, mr_tp_body(p, end_only_for)))
+  if (n->d && mr_tp_skip_name(p, "else") &&
+      !mr_tp_push(p, &n->list, &n->n, &cap, mr_tp_body(p, end_only_for)))
     return NULL;
   p->soft = soft;
   p->at++;
@@ -292,7 +294,8 @@ static tn *parse_with(tp *p, tn *n) {
     tn *target = mr_tp_node(p, N_NAME, p->at->line);
     if (!target || (target->sym = parse_new_name(p)) < 0 || !mr_tp_expect_op(p, '='))
       return NULL;
-    if (!mr_tp_push(p, &n->list, &n->n, &cap, target) || !mr_tp_push(p, &n->list, &n->n, &cap, mr_tp_expr(p)))
+    if (!mr_tp_push(p, &n->list, &n->n, &cap, target) ||
+        !mr_tp_push(p, &n->list, &n->n, &cap, mr_tp_expr(p)))
       return NULL;
   }
   n->d = parse_inner(p, "endwith");
@@ -318,7 +321,8 @@ static tn *parse_block(tp *p, tn *n) {
   p->loops = 0;
   n->d = parse_inner(p, "endblock");
   p->loops = loops;
-  if (p->at->kind == TK_NAME && p->at->len == name->len && memcmp(p->at->s, name->s, name->len) == 0)
+  if (p->at->kind == TK_NAME && p->at->len == name->len &&
+      memcmp(p->at->s, name->s, name->len) == 0)
     p->at++;
   return n->d ? n : NULL;
 }
@@ -360,7 +364,8 @@ static tn *parse_print(tp *p, tn *n) {
   return n;
 }
 
-/* extends, include, import, from: they parse, and fail when they are reached, since there is nothing to load from. */
+/* extends, include, import, from: they parse, and fail when they are reached, since there is
+ * nothing to load from. */
 static tn *parse_no_loader(tp *p, tn *n) {
   p->at++;
   if (!mr_tp_expr(p))
@@ -376,14 +381,23 @@ typedef struct statement {
   tn *(*parse)(tp *p, tn *n);
 } statement;
 
-static const statement statements[] = {
-    {"if", N_IF, parse_if}, {"for", N_FOR, parse_for}, {"set", N_SET, parse_set}, {"macro", N_MACRO, parse_macro},
-    {"call", N_CALL_BLOCK, parse_call_block}, {"filter", N_FILTER_BLOCK, parse_filter_block},
-    {"with", N_WITH, parse_with}, {"block", N_BLOCK, parse_block}, {"autoescape", N_AUTOESCAPE, parse_autoescape},
-    {"generation", N_SCOPE, parse_generation}, {"break", N_BREAK, parse_leave}, {"continue", N_CONTINUE, parse_leave},
-    {"print", N_BODY, parse_print}, {"extends", N_NO_LOADER, parse_no_loader},
-    {"include", N_NO_LOADER, parse_no_loader}, {"import", N_NO_LOADER, parse_no_loader},
-    {"from", N_NO_LOADER, parse_no_loader}};
+static const statement statements[] = {{"if", N_IF, parse_if},
+                                       {"for", N_FOR, parse_for},
+                                       {"set", N_SET, parse_set},
+                                       {"macro", N_MACRO, parse_macro},
+                                       {"call", N_CALL_BLOCK, parse_call_block},
+                                       {"filter", N_FILTER_BLOCK, parse_filter_block},
+                                       {"with", N_WITH, parse_with},
+                                       {"block", N_BLOCK, parse_block},
+                                       {"autoescape", N_AUTOESCAPE, parse_autoescape},
+                                       {"generation", N_SCOPE, parse_generation},
+                                       {"break", N_BREAK, parse_leave},
+                                       {"continue", N_CONTINUE, parse_leave},
+                                       {"print", N_BODY, parse_print},
+                                       {"extends", N_NO_LOADER, parse_no_loader},
+                                       {"include", N_NO_LOADER, parse_no_loader},
+                                       {"import", N_NO_LOADER, parse_no_loader},
+                                       {"from", N_NO_LOADER, parse_no_loader}};
 
 static tn *parse_statement(tp *p) {
   const tk *t = p->at;
@@ -395,13 +409,15 @@ static tn *parse_statement(tp *p) {
     tn *n = mr_tp_node(p, statements[i].kind, t->line);
     return n ? statements[i].parse(p, n) : NULL;
   }
-  return mr_tp_fail(p, t->line, "Encountered unknown tag '%.*s'.", (int)(t->len < 60 ? t->len : 60), t->s);
+  return mr_tp_fail(p, t->line, "Encountered unknown tag '%.*s'.", (int)(t->len < 60 ? t->len : 60),
+                    t->s);
 }
 
 bool mr_tp_template(tp *p) {
   p->t->root = parse_nodes(p, NULL);
   if (p->t->root && p->unknown)
-    mr_tp_fail(p, p->unknown->line, "No %s named '%.*s'.", p->unknown->kind == N_FILTER ? "filter" : "test",
-               (int)p->unknown->val->str.len, p->unknown->val->str.s);
+    mr_tp_fail(p, p->unknown->line, "No %s named '%.*s'.",
+               p->unknown->kind == N_FILTER ? "filter" : "test", (int)p->unknown->val->str.len,
+               p->unknown->val->str.s);
   return p->t->root && !p->r->failed;
 }

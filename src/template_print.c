@@ -22,7 +22,8 @@ size_t mr_tv_int_text(tv_int i, char out[48]) {
   return k;
 }
 
-/* The shortest digits that read back as f, laid out as Python does: an exponent below 1e-4 and from 1e16. */
+/* The shortest digits that read back as f, laid out as Python does: an exponent below 1e-4 and from
+ * 1e16. */
 void mr_tv_real_text(double f, char out[40]) {
   if (isnan(f) || isinf(f)) {
     snprintf(out, 40, "%s", isnan(f) ? "nan" : f < 0 ? "-inf" : "inf");
@@ -68,8 +69,8 @@ static void repr_str(tsb *b, const tv *s) {
   mr_tsb_add(b, &quote, 1, TAINT_NONE);
   for (size_t at = 0; at < s->str.len && !b->failed;) {
     size_t run = at; /* plain ASCII in one piece */
-    while (run < s->str.len && s->str.s[run] >= ' ' && s->str.s[run] < 0x7f && s->str.s[run] != quote &&
-           s->str.s[run] != '\\')
+    while (run < s->str.len && s->str.s[run] >= ' ' && s->str.s[run] < 0x7f &&
+           s->str.s[run] != quote && s->str.s[run] != '\\')
       run++;
     mr_tsb_sub(b, s, at, run - at);
     at = run;
@@ -127,7 +128,8 @@ static void repr_object(tsb *b, const tv *v) {
   else if (v->kind == TV_FUNC)
     snprintf(text, sizeof text, "<function %s>", v->call.func->name);
   else if (v->kind == TV_BOUND)
-    snprintf(text, sizeof text, "<built-in method %s of %s object>", v->call.func->name, mr_tv_type(v->call.self));
+    snprintf(text, sizeof text, "<built-in method %s of %s object>", v->call.func->name,
+             mr_tv_type(v->call.self));
   else if (v->kind == TV_SELF)
     snprintf(text, sizeof text, "<TemplateReference None>");
   else if (v->kind == TV_LOOP)
@@ -150,7 +152,8 @@ static void repr_macro(tsb *b, const tv *v) {
 
 static void repr_range(tsb *b, const tv *v) {
   char text[96];
-  int n = snprintf(text, sizeof text, "range(%lld, %lld", (long long)v->range.start, (long long)v->range.stop);
+  int n = snprintf(text, sizeof text, "range(%lld, %lld", (long long)v->range.start,
+                   (long long)v->range.stop);
   if (v->range.step != 1)
     n += snprintf(text + n, sizeof text - (size_t)n, ", %lld", (long long)v->range.step);
   snprintf(text + n, sizeof text - (size_t)n, ")");
@@ -164,9 +167,11 @@ static void repr_scalar(tsb *b, const tv *v) {
   else if (v->kind == TV_FLOAT)
     mr_tv_real_text(v->f, text);
   else
-    snprintf(text, sizeof text, "%s", v->kind == TV_NONE ? "None" : v->kind == TV_UNDEF ? "Undefined"
-                                      : v->b             ? "True"
-                                                         : "False");
+    snprintf(text, sizeof text, "%s",
+             v->kind == TV_NONE    ? "None"
+             : v->kind == TV_UNDEF ? "Undefined"
+             : v->b                ? "True"
+                                   : "False");
   mr_tsb_adds(b, text, TAINT_NONE);
 }
 
@@ -280,7 +285,8 @@ static void json_code(tsb *b, uint32_t c, const tv *s, size_t at, size_t len, bo
     snprintf(hex, sizeof hex, "\\u%04x", c);
     mr_tsb_adds(b, hex, taint);
   } else if (ascii && c >= 0x10000) {
-    snprintf(hex, sizeof hex, "\\u%04x\\u%04x", 0xd800 + ((c - 0x10000) >> 10), 0xdc00 + ((c - 0x10000) & 0x3ff));
+    snprintf(hex, sizeof hex, "\\u%04x\\u%04x", 0xd800 + ((c - 0x10000) >> 10),
+             0xdc00 + ((c - 0x10000) & 0x3ff));
     mr_tsb_adds(b, hex, taint);
   } else {
     mr_tsb_sub(b, s, at, len);
@@ -291,8 +297,8 @@ static void json_str(tsb *b, const tv *s, bool ascii) {
   mr_tsb_adds(b, "\"", TAINT_NONE);
   for (size_t at = 0; at < s->str.len && !b->failed;) {
     size_t run = at;
-    while (run < s->str.len && s->str.s[run] != '"' && s->str.s[run] != '\\' && (unsigned char)s->str.s[run] >= 0x20 &&
-           !(ascii && (unsigned char)s->str.s[run] >= 0x7f))
+    while (run < s->str.len && s->str.s[run] != '"' && s->str.s[run] != '\\' &&
+           (unsigned char)s->str.s[run] >= 0x20 && !(ascii && (unsigned char)s->str.s[run] >= 0x7f))
       run++;
     mr_tsb_sub(b, s, at, run - at);
     at = run;

@@ -1,5 +1,6 @@
-/* template_seq.c: filters on lists and mappings, and the table of tests. Filters that are generators in the reference
- * give an iterator here too: it can be read once, has no length and is not JSON. */
+/* template_seq.c: filters on lists and mappings, and the table of tests. Filters that are
+ * generators in the reference give an iterator here too: it can be read once, has no length and is
+ * not JSON. */
 #include <math.h>
 #include <string.h>
 
@@ -20,7 +21,8 @@ static bool flag(const tv *v) {
   return v && mr_tv_truth(v);
 }
 
-/* attribute of each item, in lower case unless case_sensitive; `missing` stands in for undefined ones. */
+/* attribute of each item, in lower case unless case_sensitive; `missing` stands in for undefined
+ * ones. */
 static tv **keys_of(tr *r, tv **items, size_t n, tv *attribute, bool case_sensitive, tv *missing) {
   tv **keys = mr_tr_alloc(r, n, sizeof *keys);
   for (size_t i = 0; keys && i < n; i++) {
@@ -217,7 +219,8 @@ static tv *f_dictsort(tr *r, tv *self, tv_call *c) {
 static tv *f_unique(tr *r, tv *self, tv_call *c) {
   tv **items, **keys;
   size_t n;
-  if (!mr_tv_iter(r, self, &items, &n) || !(keys = keys_of(r, items, n, c->p[1], flag(c->p[0]), NULL)))
+  if (!mr_tv_iter(r, self, &items, &n) ||
+      !(keys = keys_of(r, items, n, c->p[1], flag(c->p[0]), NULL)))
     return NULL;
   tv *out = generator(r, n), *seen = mr_tv_dict(r, TV_DICT, 8);
   for (size_t i = 0; out && seen && i < n; i++) {
@@ -264,12 +267,14 @@ static tv *f_groupby(tr *r, tv *self, tv_call *c) {
 static tv *extreme(tr *r, tv *self, tv_call *c, bool largest) {
   tv **items, **keys;
   size_t n, best = 0;
-  if (!mr_tv_iter(r, self, &items, &n) || !(keys = keys_of(r, items, n, c->p[1], flag(c->p[0]), NULL)))
+  if (!mr_tv_iter(r, self, &items, &n) ||
+      !(keys = keys_of(r, items, n, c->p[1], flag(c->p[0]), NULL)))
     return NULL;
   if (n == 0)
     return mr_tv_undef_hint(r, "No aggregated item, sequence was empty.");
   for (size_t i = 1; i < n; i++) {
-    int less = largest ? mr_tv_less(r, keys[best], keys[i], "<") : mr_tv_less(r, keys[i], keys[best], "<");
+    int less =
+        largest ? mr_tv_less(r, keys[best], keys[i], "<") : mr_tv_less(r, keys[i], keys[best], "<");
     if (less < 0)
       return NULL;
     best = less ? i : best;
@@ -360,15 +365,18 @@ static tv *keyword(const tv_call *c, const char *name) {
 static const tv_func *named(tr *r, const tv *name, bool filter) {
   const tv_func *f = NULL;
   if (name->kind == TV_STR)
-    f = filter ? mr_tpl_filter(name->str.s, name->str.len) : mr_tpl_test(name->str.s, name->str.len);
+    f = filter ? mr_tpl_filter(name->str.s, name->str.len)
+               : mr_tpl_test(name->str.s, name->str.len);
   if (!f)
-    mr_tr_fail(r, "No %s named '%.*s'.", filter ? "filter" : "test", name->kind == TV_STR ? (int)name->str.len : 1,
+    mr_tr_fail(r, "No %s named '%.*s'.", filter ? "filter" : "test",
+               name->kind == TV_STR ? (int)name->str.len : 1,
                name->kind == TV_STR ? name->str.s : "?");
   return f;
 }
 
 static tv *f_map(tr *r, tv *self, tv_call *c) {
-  tv **items, *attribute = c->n_pos ? NULL : keyword(c, "attribute"), *missing = keyword(c, "default");
+  tv **items, *attribute = c->n_pos ? NULL : keyword(c, "attribute"),
+              *missing = keyword(c, "default");
   size_t n;
   const tv_func *f = NULL;
   if (!mr_tv_truth(self))
@@ -380,7 +388,8 @@ static tv *f_map(tr *r, tv *self, tv_call *c) {
   tv *out = generator(r, n);
   for (size_t i = 0; out && i < n; i++) {
     tv_call inner = {.pos = c->pos + 1, .n_pos = c->n_pos - 1, .kw = c->kw, .n_kw = c->n_kw};
-    tv *v = attribute ? mr_op_path(r, items[i], attribute) : mr_tr_call_func(r, f, items[i], &inner);
+    tv *v =
+        attribute ? mr_op_path(r, items[i], attribute) : mr_tr_call_func(r, f, items[i], &inner);
     if (v && attribute && v->kind == TV_UNDEF && missing)
       v = missing;
     if (!v)
@@ -390,7 +399,8 @@ static tv *f_map(tr *r, tv *self, tv_call *c) {
   return out;
 }
 
-/* select, reject and their ...attr forms: items whose (attribute's) test is `want`; without a test, its truth. */
+/* select, reject and their ...attr forms: items whose (attribute's) test is `want`; without a test,
+ * its truth. */
 static tv *pick(tr *r, tv *self, tv_call *c, bool by_attribute, bool want) {
   tv **items;
   size_t n;
@@ -400,13 +410,15 @@ static tv *pick(tr *r, tv *self, tv_call *c, bool by_attribute, bool want) {
     return generator(r, 0);
   if (c->n_pos < first)
     return mr_tr_fail(r, "Missing parameter for attribute name");
-  if (!mr_tv_iter(r, self, &items, &n) || (c->n_pos > first && !(f = named(r, c->pos[first], false))))
+  if (!mr_tv_iter(r, self, &items, &n) ||
+      (c->n_pos > first && !(f = named(r, c->pos[first], false))))
     return NULL;
   tv *out = generator(r, n);
   for (size_t i = 0; out && i < n; i++) {
     tv *v = by_attribute ? mr_op_path(r, items[i], c->pos[0]) : items[i];
     if (v && f) {
-      tv_call inner = {.pos = c->pos + first + 1, .n_pos = c->n_pos - first - 1, .kw = c->kw, .n_kw = c->n_kw};
+      tv_call inner = {
+          .pos = c->pos + first + 1, .n_pos = c->n_pos - first - 1, .kw = c->kw, .n_kw = c->n_kw};
       v = mr_tr_call_func(r, f, v, &inner);
     }
     if (!v)
@@ -433,15 +445,32 @@ static tv *f_rejectattr(tr *r, tv *self, tv_call *c) {
   return pick(r, self, c, true, false);
 }
 
-#define F(name, params) {#name, params, f_##name, NULL}
-const tv_func mr_tpl_seq_filters[] = { /* sorted */
-    F(batch, "linecount,fill_with?"), {"count", "", f_length, NULL}, F(dictsort, "case_sensitive?,by?,reverse?"),
-    F(first, ""), F(groupby, "attribute,default?,case_sensitive?"), F(items, ""), F(join, "d?,attribute?"),
-    F(last, ""), F(length, ""), F(list, ""), F(map, NULL), F(max, "case_sensitive?,attribute?"),
-    F(min, "case_sensitive?,attribute?"), F(random, ""), F(reject, NULL), F(rejectattr, NULL), F(reverse, ""),
-    F(select, NULL), F(selectattr, NULL), F(slice, "slices,fill_with?"),
-    F(sort, "reverse?,case_sensitive?,attribute?"), F(sum, "attribute?,start?"),
-    F(unique, "case_sensitive?,attribute?")};
+#define F(name, params)                                                                            \
+  { #name, params, f_##name, NULL }
+const tv_func mr_tpl_seq_filters[] = {/* sorted */
+                                      F(batch, "linecount,fill_with?"),
+                                      {"count", "", f_length, NULL},
+                                      F(dictsort, "case_sensitive?,by?,reverse?"),
+                                      F(first, ""),
+                                      F(groupby, "attribute,default?,case_sensitive?"),
+                                      F(items, ""),
+                                      F(join, "d?,attribute?"),
+                                      F(last, ""),
+                                      F(length, ""),
+                                      F(list, ""),
+                                      F(map, NULL),
+                                      F(max, "case_sensitive?,attribute?"),
+                                      F(min, "case_sensitive?,attribute?"),
+                                      F(random, ""),
+                                      F(reject, NULL),
+                                      F(rejectattr, NULL),
+                                      F(reverse, ""),
+                                      F(select, NULL),
+                                      F(selectattr, NULL),
+                                      F(slice, "slices,fill_with?"),
+                                      F(sort, "reverse?,case_sensitive?,attribute?"),
+                                      F(sum, "attribute?,start?"),
+                                      F(unique, "case_sensitive?,attribute?")};
 const size_t mr_tpl_n_seq_filters = sizeof mr_tpl_seq_filters / sizeof *mr_tpl_seq_filters;
 
 const tv_func *mr_tpl_filter(const char *name, size_t len) {

@@ -3,10 +3,10 @@
 
 #include "src/template_int.h"
 
-#define TEST(name, expression) \
-  static tv *t_##name(tr *r, tv *v, tv_call *c) { \
-    (void)r, (void)c; \
-    return mr_tv_bool(expression); \
+#define TEST(name, expression)                                                                     \
+  static tv *t_##name(tr *r, tv *v, tv_call *c) {                                                  \
+    (void)r, (void)c;                                                                              \
+    return mr_tv_bool(expression);                                                                 \
   }
 
 static bool is_callable(const tv *v) {
@@ -39,17 +39,18 @@ TEST(true, v->kind == TV_BOOL && v->b)
 TEST(undefined, v->kind == TV_UNDEF)
 TEST(filter, v->kind == TV_STR && mr_tpl_filter(v->str.s, v->str.len) != NULL)
 TEST(test, v->kind == TV_STR && mr_tpl_test(v->str.s, v->str.len) != NULL)
-TEST(sameas, v == c->p[0] || (v->kind == c->p[0]->kind && (v->kind == TV_NONE || (v->kind == TV_BOOL && v->b == c->p[0]->b) ||
-                                                           (v->kind == TV_INT && v->i == c->p[0]->i))))
+TEST(sameas, v == c->p[0] || (v->kind == c->p[0]->kind &&
+                              (v->kind == TV_NONE || (v->kind == TV_BOOL && v->b == c->p[0]->b) ||
+                               (v->kind == TV_INT && v->i == c->p[0]->i))))
 
 static tv *compared(tr *r, tn_op op, tv *v, tv_call *c) {
   int e = mr_op_compare(r, op, v, c->p[0]);
   return e < 0 ? NULL : mr_tv_bool(e);
 }
 
-#define COMPARED(name, op) \
-  static tv *t_##name(tr *r, tv *v, tv_call *c) { \
-    return compared(r, op, v, c); \
+#define COMPARED(name, op)                                                                         \
+  static tv *t_##name(tr *r, tv *v, tv_call *c) {                                                  \
+    return compared(r, op, v, c);                                                                  \
   }
 COMPARED(eq, OP_EQ)
 COMPARED(ne, OP_NE)
@@ -94,15 +95,48 @@ static tv *t_upper(tr *r, tv *v, tv_call *c) {
   return letter_case(r, v, "isupper");
 }
 
-#define T(name, params) {#name, params, t_##name, NULL}
-static const tv_func tests[] = { /* sorted */
-    {"!=", "other", t_ne, NULL}, {"<", "other", t_lt, NULL}, {"<=", "other", t_le, NULL}, {"==", "other", t_eq, NULL},
-    {">", "other", t_gt, NULL}, {">=", "other", t_ge, NULL}, T(boolean, ""), T(callable, ""), T(defined, ""),
-    T(divisibleby, "num"), T(eq, "other"), {"equalto", "other", t_eq, NULL}, T(escaped, ""), T(even, ""), T(false, ""),
-    T(filter, ""), T(float, ""), T(ge, "other"), {"greaterthan", "other", t_gt, NULL}, T(gt, "other"), T(in, "seq"),
-    T(integer, ""), T(iterable, ""), T(le, "other"), {"lessthan", "other", t_lt, NULL}, T(lower, ""), T(lt, "other"),
-    T(mapping, ""), T(ne, "other"), T(none, ""), T(number, ""), T(odd, ""), T(sameas, "other"), T(sequence, ""),
-    T(string, ""), T(test, ""), T(true, ""), T(undefined, ""), T(upper, "")};
+#define T(name, params)                                                                            \
+  { #name, params, t_##name, NULL }
+static const tv_func tests[] = {/* sorted */
+                                {"!=", "other", t_ne, NULL},
+                                {"<", "other", t_lt, NULL},
+                                {"<=", "other", t_le, NULL},
+                                {"==", "other", t_eq, NULL},
+                                {">", "other", t_gt, NULL},
+                                {">=", "other", t_ge, NULL},
+                                T(boolean, ""),
+                                T(callable, ""),
+                                T(defined, ""),
+                                T(divisibleby, "num"),
+                                T(eq, "other"),
+                                {"equalto", "other", t_eq, NULL},
+                                T(escaped, ""),
+                                T(even, ""),
+                                T(false, ""),
+                                T(filter, ""),
+                                T(float, ""),
+                                T(ge, "other"),
+                                {"greaterthan", "other", t_gt, NULL},
+                                T(gt, "other"),
+                                T(in, "seq"),
+                                T(integer, ""),
+                                T(iterable, ""),
+                                T(le, "other"),
+                                {"lessthan", "other", t_lt, NULL},
+                                T(lower, ""),
+                                T(lt, "other"),
+                                T(mapping, ""),
+                                T(ne, "other"),
+                                T(none, ""),
+                                T(number, ""),
+                                T(odd, ""),
+                                T(sameas, "other"),
+                                T(sequence, ""),
+                                T(string, ""),
+                                T(test, ""),
+                                T(true, ""),
+                                T(undefined, ""),
+                                T(upper, "")};
 
 const tv_func *mr_tpl_test(const char *name, size_t len) {
   return mr_tpl_find(tests, sizeof tests / sizeof *tests, name, len);
