@@ -1,6 +1,6 @@
-/* row_model.h: a model file for tests of rows: its vocabulary is the 256 bytes (one token each) and an
- * end token, its template writes "role:content\n" for each message and "A:" for the answer, its context
- * is 200 tokens. No weights.
+/* row_model.h: a model file for tests of rows: its vocabulary is the 256 bytes (one token each) and
+ * an end token, its template writes "role:content\n" for each message and "A:" for the answer, its
+ * context is 200 tokens. No weights.
  */
 #ifndef MR_TESTS_ROW_MODEL_H
 #define MR_TESTS_ROW_MODEL_H

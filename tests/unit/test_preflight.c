@@ -14,6 +14,7 @@
 #include "temp.h"
 
 static mr_prompter *prompter;
+static const char *model_path;
 
 /* Runs preflight over files into a plan; NULL with the error in *e. */
 static mr_plan *flight(mr_job *j, const mr_prompter *p, const char *const *inputs, int n,
@@ -212,7 +213,8 @@ static void broken_job_files(void **state) {
 
 static int begin(void **state) {
   mr_err e = MR_ERR_INIT;
-  if (temp_begin(state) || mr_prompter_open(&prompter, row_model_write(), &e) != MR_OK) {
+  if (temp_begin(state) ||
+      mr_prompter_open(&prompter, model_path = row_model_write(), &e) != MR_OK) {
     mr_err_print(&e, stderr);
     return -1;
   }
@@ -221,6 +223,7 @@ static int begin(void **state) {
 
 static int end(void **state) {
   mr_prompter_close(prompter);
+  build_remove(model_path);
   return temp_end(state);
 }
 

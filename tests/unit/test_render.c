@@ -12,6 +12,7 @@
 #include "row_model.h"
 
 static mr_prompter *prompter;
+static const char *model_path;
 static mr_job job;
 static mr_render render;
 
@@ -63,7 +64,8 @@ static void make_row(made *m, const char *line) {
   m->res.n_prompt = m->rec.e.n_prompt;
 }
 
-/* Gives choice i this text, a token a byte, each with the logprob -1, -2 ... and one other token. */
+/* Gives choice i this text, a token a byte, each with the logprob -1, -2 ... and one other token.
+ */
 static void answer(made *m, int i, const char *text, mr_finish finish) {
   mr_choice *c = &m->choices[i];
   int n = (int)strlen(text);
@@ -363,7 +365,7 @@ static int begin(void **state) {
   static const char *const files[] = {"in.jsonl"};
   mr_err e = MR_ERR_INIT;
   mr_job_init(&job);
-  if (mr_prompter_open(&prompter, row_model_write(), &e) != MR_OK) {
+  if (mr_prompter_open(&prompter, model_path = row_model_write(), &e) != MR_OK) {
     mr_err_print(&e, stderr);
     return -1;
   }
@@ -378,6 +380,7 @@ static int begin(void **state) {
 static int end(void **state) {
   (void)state;
   mr_prompter_close(prompter);
+  build_remove(model_path);
   return 0;
 }
 

@@ -12,6 +12,7 @@
 #include "row_model.h"
 
 static mr_prompter *prompter;
+static const char *model_path;
 static mr_job job;
 
 /* One line to a record; freed by the next call. */
@@ -366,7 +367,7 @@ static int begin(void **state) {
   (void)state;
   mr_err e = MR_ERR_INIT;
   mr_job_init(&job);
-  if (mr_prompter_open(&prompter, row_model_write(), &e) == MR_OK)
+  if (mr_prompter_open(&prompter, model_path = row_model_write(), &e) == MR_OK)
     return 0;
   mr_err_print(&e, stderr);
   return -1;
@@ -377,6 +378,7 @@ static int end(void **state) {
   parse("{}");
   mr_plan_record_free(&rec);
   mr_prompter_close(prompter);
+  build_remove(model_path);
   return 0;
 }
 
