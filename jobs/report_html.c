@@ -22,7 +22,7 @@ static const char style[] =
     "\"Segoe UI\",Roboto,\"DejaVu Sans\",sans-serif}main{max-width:800px;margin:0 auto;padding:32px 20px 48px}\n"
     "h1{font-size:24px;margin:0 0 2px;letter-spacing:-.01em}h2{font-size:16px;margin:0 0 10px}"
     ".sub{color:var(--soft);margin:0 0 22px;overflow-wrap:anywhere}"
-    ".tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(128px,1fr));gap:12px;margin:0 0 16px}"
+    ".tiles{display:grid;grid-template-columns:repeat(3,1fr);gap:12px;margin:0 0 16px}"
     ".tile,.card{background:var(--card);border:1px solid var(--line);border-radius:10px}"
     ".tile{padding:12px 14px}.tile b{display:block;font-size:21px;font-variant-numeric:tabular-nums;line-height:1.25}"
     ".tile span{color:var(--soft);font-size:12.5px}.bad b{color:var(--e)}"
@@ -71,16 +71,13 @@ static void escaped(mr_text *t, const char *s) {
   }
 }
 
-/* 12345678 → "12.3 M"; small numbers with three digits. Returns buf. */
+/* 12345678 → "12.3 M": three digits. Returns buf. */
 static const char *brief(double x, char *buf, size_t cap) {
   static const char *const unit[] = {"", " k", " M", " G", " T", " P"};
   int i = 0;
-  for (; fabs(x) >= 9999.5 && i < 5; i++)
+  for (; fabs(x) >= 999.5 && i < 5; i++)
     x /= 1000;
-  if (i == 0 && fabs(x) >= 100)
-    snprintf(buf, cap, "%.0f", x);
-  else
-    snprintf(buf, cap, "%.3g%s", x, unit[i]);
+  snprintf(buf, cap, fabs(x) >= 99.95 ? "%.0f%s" : "%.3g%s", x, unit[i]);
   return buf;
 }
 
@@ -108,7 +105,9 @@ static void row_count(mr_text *t, const char *name, double n) {
 
 static void row_brief(mr_text *t, const char *name, double x, const char *unit) {
   char num[32], buf[64];
-  snprintf(buf, sizeof buf, "%s%s", brief(x, num, sizeof num), unit);
+  brief(x, num, sizeof num);
+  bool spaced = *unit && !strchr(num, ' ');
+  snprintf(buf, sizeof buf, "%s%s%s", num, spaced ? " " : "", unit);
   row(t, name, buf);
 }
 
@@ -148,6 +147,13 @@ static double largest(const json_t *a) {
   return m;
 }
 
+static const char *tick_text(double s, char *buf, size_t cap) {
+  if (s >= 60)
+    return mr_progress_duration(s, buf, cap);
+  snprintf(buf, cap, "%.3g s", s);
+  return buf;
+}
+
 static void axes(mr_text *t, double top, double step, double end_s) {
   char a[40];
   for (double v = 0; v <= top * 1.0001; v += step) {
@@ -157,12 +163,10 @@ static void axes(mr_text *t, double top, double step, double end_s) {
     mr_text_addf(t, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%s</text>", PLOT_X - 8, y + 4,
                  brief(v, a, sizeof a));
   }
-  for (int i = 0; i <= 4; i++) {
-    double x = PLOT_X + PLOT_W * i / 4.0;
-    mr_text_addf(t, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"%s\">%s</text>", x, CHART_H - 14,
-                 i == 0 ? "start" : i == 4 ? "end" : "middle",
-                 i == 0 ? "0" : seconds_text(end_s * i / 4, a, sizeof a));
-  }
+  double tick = nice(end_s / 6);
+  for (double v = 0; v <= end_s; v += tick)
+    mr_text_addf(t, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%s</text>", PLOT_X + PLOT_W * v / end_s,
+                 CHART_H - 14, v == 0 ? "0" : tick_text(v, a, sizeof a));
 }
 
 static void chart(mr_text *t, const char *title, const json_t *x, const json_t *y, const char *color) {
