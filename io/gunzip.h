@@ -1,9 +1,10 @@
-/* gunzip.h: gzip members in a row, with their checksums verified (libarchive's gzip filter does not look at them).
+/* gunzip.h: gzip members in a row, with their checksums verified (libarchive's gzip filter does not
+ * look at them).
  *
  *     mr_gunzip *z;  mr_gunzip_open(&z, &err);
  *     mr_gunzip_feed(z, in, n);                     in is borrowed until it is used up
  *     while (mr_gunzip_read(z, out, cap, &got, &err) == MR_OK && got) ...    got 0: feed more
- *     mr_gunzip_end(z, &err);                       the input is over: a stream that was cut is an error
+ *     mr_gunzip_end(z, &err);                       the input is over: an error if it was cut
  *
  * Zero bytes after the last member are padding, anything else there is an error, as in gzip(1).
  */

@@ -10,8 +10,9 @@
 #include "io/mem.h"
 #include "io/sys.h"
 
-/* Offset of the first bracket that nests deeper than MR_JSON_DEPTH, or -1. jansson has a limit of its own, but its
- * recursion there is for a main thread's stack. Text that is not JSON may be counted wrongly; it fails later. */
+/* Offset of the first bracket that nests deeper than MR_JSON_DEPTH, or -1. jansson has a limit of
+ * its own, but its recursion there is for a main thread's stack. Text that is not JSON may be
+ * counted wrongly; it fails later. */
 static int64_t too_deep(const char *s, size_t len) {
   int depth = 0;
   bool quoted = false;

@@ -1,11 +1,12 @@
 /* json.h: strict JSON over jansson, and writers of values that are always valid JSON.
  *
- *     json_t *v = mr_json_parse(line, len, &err);      MR_E_DATA in err, with the byte offset, when NULL
+ *     json_t *v = mr_json_parse(line, len, NULL, &err);     NULL: err has the byte offset
  *     mr_json_add_string(&text, s, n);  mr_json_add_real(&text, x);  mr_json_add(&text, v);
  *
- * Strict: RFC 8259 on valid UTF-8; no NaN, no leading zeros, no duplicate names, no numbers beyond 64-bit integers
- * or doubles, no lone surrogates, no raw control characters, nothing after the value. Nesting is limited to
- * MR_JSON_DEPTH. A string may hold an escaped NUL: use json_string_length.
+ * Strict: RFC 8259 on valid UTF-8; no NaN, no leading zeros, no duplicate names, no numbers beyond
+ * 64-bit integers or doubles, no lone surrogates, no raw control characters, nothing after the
+ * value. Nesting is limited to MR_JSON_DEPTH. A string may hold an escaped NUL: use
+ * json_string_length.
  */
 #ifndef MR_IO_JSON_H
 #define MR_IO_JSON_H
@@ -18,9 +19,11 @@
 
 #define MR_JSON_DEPTH 512
 
-/* Any value; new reference, or NULL with the error. *too_big (may be NULL) is set when a number does not fit. */
+/* Any value; new reference, or NULL with the error. *too_big (may be NULL) is set when a number
+ * does not fit. */
 json_t *mr_json_parse(const char *s, size_t len, bool *too_big, mr_err *err);
-/* The same, but an integer beyond 64 bits becomes a real: only to find out which value was wrong. */
+/* The same, but an integer beyond 64 bits becomes a real: only to find out which value was wrong.
+ */
 json_t *mr_json_parse_lossy(const char *s, size_t len);
 /* A whole file (at most `limit` bytes): MR_E_NOINPUT, MR_E_DATA with file and line. */
 json_t *mr_json_read(const char *path, size_t limit, mr_err *err);

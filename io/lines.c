@@ -18,8 +18,8 @@ void mr_lines_start(mr_lines *l) {
   l->over = false;
 }
 
-/* The next block. Where a text ends, 0xFF (never a byte of UTF-8) goes into the digest, so that two files do not
- * look like one. */
+/* The next block. Where a text ends, 0xFF (never a byte of UTF-8) goes into the digest, so that two
+ * files do not look like one. */
 static mr_code more(mr_lines *l, mr_err *err) {
   const char *data;
   size_t n;
@@ -56,7 +56,8 @@ static bool give(mr_lines *l, const char *s, size_t len, mr_line *out) {
   return true;
 }
 
-/* Keeps the beginning of a line whose end is not in sight, or only counts it when it is too long. */
+/* Keeps the beginning of a line whose end is not in sight, or only counts it when it is too long.
+ */
 static mr_code keep(mr_lines *l, const char *s, size_t len, mr_err *err) {
   if (l->skipped || l->carry.len + len > l->max_bytes) {
     l->skipped += (l->skipped ? 0 : l->carry.len) + len;

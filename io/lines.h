@@ -1,15 +1,17 @@
-/* lines.h: the lines of a text, numbered, with a limit on their length that holds before a line is stored.
+/* lines.h: the lines of a text, numbered, with a limit on their length that holds before a line is
+ * stored.
  *
- *     mr_lines l;  mr_lines_init(&l, source, max_bytes, hasher);       hasher: gets every byte of text; may be NULL
+ *     mr_lines l;
+ *     mr_lines_init(&l, source, max_bytes, hasher);  the hasher gets every byte of text; or NULL
  *     while (mr_source_next(source, &more, &err) == MR_OK && more) {
- *       mr_lines_start(&l);                                            numbers begin at 1 again
+ *       mr_lines_start(&l);                          numbers begin at 1 again
  *       while (mr_lines_next(&l, &line, &err) == MR_OK && line.s) ...
  *     }
  *     mr_lines_free(&l);
  *
- * A line ends with LF or CRLF or where the text ends. Blank lines (spaces, tabs, CR) count but are not given.
- * A BOM at the start of a text is skipped. A line longer than max_bytes is passed over in bounded memory and
- * given once with too_long set and no text.
+ * A line ends with LF or CRLF or where the text ends. Blank lines (spaces, tabs, CR) count but are
+ * not given. A BOM at the start of a text is skipped. A line longer than max_bytes is passed over
+ * in bounded memory and given once with too_long set and no text.
  */
 #ifndef MR_IO_LINES_H
 #define MR_IO_LINES_H
@@ -24,7 +26,7 @@
 #include "io/text.h"
 
 typedef struct mr_line {
-  const char *s;   /* without its end; borrowed until the next call; NULL: no more lines */
+  const char *s; /* without its end; borrowed until the next call; NULL: no more lines */
   size_t len;
   uint64_t number; /* from 1 */
   bool too_long;   /* s is "", and len the bytes it had */

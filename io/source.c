@@ -113,7 +113,8 @@ static mr_code add_matches(mr_source *s, const char *pattern, const char *input,
                    directory ? "the directory holds no .jsonl file" : "no such input");
 }
 
-/* The files of a directory: a pattern for glob(3), which sorts them, with the directory's own name quoted. */
+/* The files of a directory: a pattern for glob(3), which sorts them, with the directory's own name
+ * quoted. */
 static mr_code add_directory(mr_source *s, const char *dir, mr_err *err) {
   mr_text t = {0};
   for (const char *p = dir; *p; p++) {

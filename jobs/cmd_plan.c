@@ -16,7 +16,8 @@
 
 #define BAD_SHOWN 20
 #define SHARED_BLOCK MR_KV_BLOCK
-#define SHARED_BLOCKS_MAX (8u << 20) /* remembered: 128 MiB; later prompts share with these only */
+#define SHARED_BLOCKS_MAX (8u << 20) /* remembered: 128 MiB; later prompts share with these only   \
+                                      */
 
 typedef struct planned {
   mr_job job;
@@ -71,8 +72,9 @@ static mr_code preflight(planned *p, mr_err *err) {
 
 /* ------------------------------------------------------------------ shared prefixes */
 
-/* Blocks of a prompt that an earlier prompt began with too. Each block's hash covers all before it, so equal
- * hashes are equal beginnings. The last token is always computed: its logits are needed. */
+/* Blocks of a prompt that an earlier prompt began with too. Each block's hash covers all before it,
+ * so equal hashes are equal beginnings. The last token is always computed: its logits are needed.
+ */
 static mr_code count_prompt(planned *p, mr_idset *seen, const int32_t *ids, int n, mr_err *err) {
   struct {
     uint64_t before;

@@ -72,7 +72,8 @@ static void quoted_token(mr_text *t, const mr_vocab *v, int32_t id, mr_text *byt
   mr_text_addc(t, '"');
 }
 
-/* One name of a map, unless `names` (all before it, each quoted) has it: two tokens may have one text. */
+/* One name of a map, unless `names` (all before it, each quoted) has it: two tokens may have one
+ * text. */
 static bool add_name(mr_text *t, mr_text *names, const mr_vocab *v, int32_t id, mr_text *bytes) {
   size_t from = names->len;
   quoted_token(names, v, id, bytes);

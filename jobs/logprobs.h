@@ -1,8 +1,8 @@
 /* logprobs.h: log-probabilities of tokens in the shapes of the two APIs, as JSON.
  *
- * A token's text is what its bytes are, U+FFFD where they are not whole characters (chat: `bytes` has them exactly;
- * completions: such a token is "bytes:\xE2\x82", so that two of them do not look alike). Without a vocabulary a token is
- * "token_id:7". Values that are not finite are null.
+ * A token's text is what its bytes are, U+FFFD where they are not whole characters (chat: `bytes`
+ * has them exactly; completions: such a token is "bytes:\xE2\x82", so that two of them do not look
+ * alike). Without a vocabulary a token is "token_id:7". Values that are not finite are null.
  */
 #ifndef MR_JOBS_LOGPROBS_H
 #define MR_JOBS_LOGPROBS_H
@@ -15,13 +15,13 @@
 void mr_logprobs_chat(mr_text *t, const mr_vocab *v, const mr_sampled *list, int n);
 
 typedef struct mr_logprobs_list { /* of a completion; borrowed */
-  const int32_t *prompt_ids;       /* n_prompt, listed in front (echo); n_prompt 0: none */
-  const mr_sampled *prompt;        /* n_prompt; the first has no value */
+  const int32_t *prompt_ids;      /* n_prompt, listed in front (echo); n_prompt 0: none */
+  const mr_sampled *prompt;       /* n_prompt; the first has no value */
   int n_prompt;
-  size_t prompt_chars;             /* characters of the prompt's text */
-  const mr_sampled *list;          /* n */
-  const int *offsets;              /* n byte offsets into text, or NULL */
-  const char *text;                /* text_len bytes, or NULL */
+  size_t prompt_chars;    /* characters of the prompt's text */
+  const mr_sampled *list; /* n */
+  const int *offsets;     /* n byte offsets into text, or NULL */
+  const char *text;       /* text_len bytes, or NULL */
   size_t text_len;
   int n;
 } mr_logprobs_list;

@@ -240,7 +240,8 @@ static bool read_scalars(const reader *r, mr_params *p) {
 
 /* ------------------------------------------------------------------ the others */
 
-/* max_completion_tokens is the newer name of max_tokens; a row's own value goes before any default. */
+/* max_completion_tokens is the newer name of max_tokens; a row's own value goes before any default.
+ */
 static bool read_max_tokens(const reader *r, mr_params *p) {
   static const char newer[] = "max_completion_tokens";
   const json_t *a = own(r->body, "max_tokens"), *b = own(r->body, newer);
@@ -275,7 +276,8 @@ static bool read_count(const reader *r, const char *name, const json_t *v, int64
   return true;
 }
 
-/* Chat has logprobs (true or false) with top_logprobs, completions a number; plain rows take both. */
+/* Chat has logprobs (true or false) with top_logprobs, completions a number; plain rows take both.
+ */
 static bool read_logprobs(const reader *r, mr_params *p) {
   const json_t *v = find(r, "logprobs"), *top = find(r, "top_logprobs");
   bool flag = r->shape != MR_SHAPE_COMPLETION && r->shape != MR_SHAPE_STORED;

@@ -19,7 +19,8 @@
 
 _Static_assert(sizeof(mr_plan_entry) == 48, "plan.index has 48 bytes a row");
 
-/* plan.head: this, then for each file a uint32_t length and the name, then a uint64_t xxh3-64 of all before it. */
+/* plan.head: this, then for each file a uint32_t length and the name, then a uint64_t xxh3-64 of
+ * all before it. */
 typedef struct head {
   char magic[8];
   uint64_t rows, bad_rows, prompt_tokens, output_tokens;
@@ -30,7 +31,8 @@ typedef struct head {
   uint32_t n_files;
 } head;
 
-/* The beginning of a record in plan.data; then the JSON, the prompt, the lengths and ids of continuations. */
+/* The beginning of a record in plan.data; then the JSON, the prompt, the lengths and ids of
+ * continuations. */
 typedef struct record_head {
   uint32_t json_len, n_prompt, n_cont, n_cont_ids;
 } record_head;
@@ -279,7 +281,8 @@ static mr_code slurp(const char *path, mr_text *t, mr_err *err) {
   return rc;
 }
 
-/* Cuts the names out of the head; each ends where the next length begins, so NULs are put behind copies. */
+/* Cuts the names out of the head; each ends where the next length begins, so NULs are put behind
+ * copies. */
 static mr_code read_names(mr_plan *p, const char *at, size_t left, const char *path, mr_err *err) {
   if (p->h.n_files > MAX_FILES || p->h.n_files > left / sizeof(uint32_t))
     return damaged(path, "too many files", err);

@@ -1,11 +1,13 @@
-/* plan.h: the plan file: every input row after preflight, spooled to disk so that memory does not grow with the input.
+/* plan.h: the plan file: every input row after preflight, spooled to disk so that memory does not
+ * grow with the input.
  *
- * Two files in OUT.run/: plan.data (records, appended in input order) and plan.index (a fixed-size entry a row).
- * A record holds what the rest of the job needs and the input need not be read again:
- *   - good rows: canonical JSON of the row (ids, parameters, pass-through fields; the prompt only with --keep-prompt),
- *     prompt ids, continuation ids;
+ * Three files in OUT.run/: plan.head (sums, names of inputs, digests), plan.data (records, appended in input order) and plan.index (a fixed-size
+ * entry a row). A record holds what the rest of the job needs and the input need not be read again:
+ *   - good rows: JSON of the row (id, parameters, fields that pass through, warnings; the prompt
+ *     only with --keep-prompt or echo), prompt ids, continuation ids;
  *   - bad rows: the error (message, type, param, code), custom_id or null, and the line.
- * Both files are hostile input when they are read back: sizes are checked, each record carries its xxh3-64.
+ * Both files are hostile input when they are read back: sizes are checked, each record carries its
+ * xxh3-64.
  */
 #ifndef MR_JOBS_PLAN_H
 #define MR_JOBS_PLAN_H
@@ -15,44 +17,52 @@
 #include "io/err.h"
 #include "io/text.h"
 
-typedef enum mr_row_kind { MR_ROW_BATCH_CHAT, MR_ROW_BATCH_COMPLETION, MR_ROW_PLAIN, MR_ROW_SCORE, MR_ROW_BAD } mr_row_kind;
+typedef enum mr_row_kind {
+  MR_ROW_BATCH_CHAT,
+  MR_ROW_BATCH_COMPLETION,
+  MR_ROW_PLAIN,
+  MR_ROW_SCORE,
+  MR_ROW_BAD
+} mr_row_kind;
 
 typedef struct mr_plan_entry { /* 48 bytes, little-endian, as in plan.index */
   uint64_t offset;             /* of the record in plan.data */
   uint32_t bytes;
-  uint32_t file;               /* index into the plan's input files */
-  uint64_t line;               /* from 1, in the decompressed text */
-  int32_t n_prompt;            /* tokens */
-  int32_t n_out;               /* tokens at most: max_tokens * n, or the continuations' lengths */
-  uint32_t kind;               /* mr_row_kind */
-  uint32_t flags;              /* reserved, 0 */
-  uint64_t check;              /* xxh3-64 of the record */
+  uint32_t file;    /* index into the plan's input files */
+  uint64_t line;    /* from 1, in the decompressed text */
+  int32_t n_prompt; /* tokens */
+  int32_t n_out;    /* tokens at most: max_tokens * n, or the continuations' lengths */
+  uint32_t kind;    /* mr_row_kind */
+  uint32_t flags;   /* reserved, 0 */
+  uint64_t check;   /* xxh3-64 of the record */
 } mr_plan_entry;
 
 typedef struct mr_plan_record { /* one row read back; owned, freed with mr_plan_record_free */
-  uint64_t row;                /* index in input order, from 0, bad rows counted */
+  uint64_t row;                 /* index in input order, from 0, bad rows counted */
   mr_plan_entry e;
-  char *json;                  /* NUL-terminated */
+  char *json; /* NUL-terminated */
   size_t json_len;
-  int32_t *prompt;             /* e.n_prompt ids */
-  int32_t *cont;               /* continuations, concatenated */
+  int32_t *prompt; /* e.n_prompt ids */
+  int32_t *cont;   /* continuations, concatenated */
   int *cont_len;
   int n_cont;
-  uint64_t id_hash;            /* xxh3-64 of the row's id, 0 without one; mr_row_parse's, not stored */
+  uint64_t id_hash; /* xxh3-64 of the row's id, 0 without one; mr_row_parse's, not stored */
 } mr_plan_record;
 
 typedef struct mr_plan_writer mr_plan_writer;
 typedef struct mr_plan mr_plan;
 
 mr_code mr_plan_create(mr_plan_writer **out, const char *dir, mr_err *err);
-/* The next input file (or archive member), by the name that messages use; records refer to it by its number. */
+/* The next input file (or archive member), by the name that messages use; records refer to it by
+ * its number. */
 mr_code mr_plan_add_file(mr_plan_writer *w, const char *name, mr_err *err);
 /* rec->row is ignored: rows are appended in order; e.offset, bytes and check are filled in. */
 mr_code mr_plan_append(mr_plan_writer *w, const mr_plan_record *rec, mr_err *err);
-/* What the plan was made from (hex, kept in the head); mr_preflight_run sets the digest of the inputs. */
+/* What the plan was made from (hex, kept in the head); mr_preflight_run sets the digest of the
+ * inputs. */
 void mr_plan_set_digest(mr_plan_writer *w, const char *digest);
-/* Syncs both files and the directory, and writes plan.head last: a plan without a whole head is made
- * again. Frees w, whatever it returns. */
+/* Syncs both files and the directory, and writes plan.head last: a plan without a whole head is
+ * made again. Frees w, whatever it returns. */
 mr_code mr_plan_finish(mr_plan_writer *w, mr_err *err);
 void mr_plan_abandon(mr_plan_writer *w); /* frees w and removes its files; NULL is fine */
 
@@ -63,9 +73,9 @@ uint64_t mr_plan_rows(const mr_plan *p);
 uint64_t mr_plan_bad_rows(const mr_plan *p);
 uint64_t mr_plan_prompt_tokens(const mr_plan *p);
 uint64_t mr_plan_output_tokens_max(const mr_plan *p);
-const char *mr_plan_digest(const mr_plan *p);                /* "": none */
+const char *mr_plan_digest(const mr_plan *p); /* "": none */
 uint32_t mr_plan_n_files(const mr_plan *p);
-const char *const *mr_plan_files(const mr_plan *p);          /* n_files names; what mr_render.files wants */
+const char *const *mr_plan_files(const mr_plan *p); /* n_files names; what mr_render.files wants */
 const mr_plan_entry *mr_plan_entry_at(const mr_plan *p, uint64_t row); /* mapped; row < rows */
 mr_code mr_plan_read(const mr_plan *p, uint64_t row, mr_plan_record *rec, mr_err *err);
 void mr_plan_record_free(mr_plan_record *rec);

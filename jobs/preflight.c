@@ -38,7 +38,8 @@ static mr_code ask(preflight *f) {
   return mr_err_set(f->err, MR_E_STOPPED, "stopped while the input was read");
 }
 
-/* The id of a record as a NUL-terminated text for messages; what follows a NUL in it is not shown. */
+/* The id of a record as a NUL-terminated text for messages; what follows a NUL in it is not shown.
+ */
 static const char *shown_id(const mr_plan_record *rec, json_t **keep) {
   size_t len;
   *keep = mr_json_parse(rec->json, rec->json_len, NULL, NULL);
