@@ -2,7 +2,7 @@
  *
  *     mr_source *s;
  *     mr_source_open(&s, inputs, n, &err);         expands globs and directories, opens no file
- *     while (mr_source_next(s, &more, &err) == MR_OK && more)         a file, or an archive's member
+ *     while (mr_source_next(s, &more, &err) == MR_OK && more)        a file, or an archive's member
  *       while (mr_source_read(s, &data, &len, &err) == MR_OK && len)  its text, block by block
  *         ...
  *     mr_source_close(s);

@@ -7,8 +7,8 @@
  *     prefill = prompt tokens * flops of a prompt token / GEMM rate
  *     decode  = steps * max(batch * flops of an output token / GEMM rate, bytes / memory rate)
  * where steps = output tokens / batch, and a step reads the packed weights and the keys and values
- * of its rows. Attention's own arithmetic, sampling and output are not counted. The batch is the largest that
- * the limits allow; what limits it, or the rate, is named.
+ * of its rows. Attention's own arithmetic, sampling and output are not counted. The batch is the
+ * largest that the limits allow; what limits it, or the rate, is named.
  */
 #ifndef MR_JOBS_ESTIMATE_H
 #define MR_JOBS_ESTIMATE_H

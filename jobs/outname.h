@@ -1,5 +1,4 @@
-/* outname.h: what the name of the output means: its format, and OUT, the base of its neighbours' names.
- */
+/* outname.h: what the name of the output means: its format, and OUT, the base of other names. */
 #ifndef MR_JOBS_OUTNAME_H
 #define MR_JOBS_OUTNAME_H
 
