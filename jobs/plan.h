@@ -2,8 +2,8 @@
  * grow with the input.
  *
  * Three files in OUT.run/: plan.head (sums, names of inputs, digests), plan.data (records, appended
- * in input order) and plan.index (a fixed-size entry a row). A record holds what the rest of the job
- * needs, so that the input need not be read again:
+ * in input order) and plan.index (a fixed-size entry a row). A record holds what the rest of the
+ * job needs, so that the input need not be read again:
  *   - good rows: JSON of the row (id, parameters, fields that pass through, warnings; the prompt
  *     only with --keep-prompt or echo), prompt ids, continuation ids;
  *   - bad rows: the error (message, type, param, code), custom_id or null, and the line.
