@@ -10,6 +10,19 @@
 #include "io/mem.h"
 #include "io/sys.h"
 
+static void *allocate(size_t n) {
+  return mr_mem_alloc(n, 1);
+}
+
+/* Before main: jansson must not free with one allocator what it took from another. */
+__attribute__((constructor)) static void route_jansson(void) {
+  json_set_alloc_funcs(allocate, mr_mem_free);
+}
+
+char *mr_json_dumps(const json_t *v, size_t flags) {
+  return json_dumps(v, flags);
+}
+
 /* Offset of the first bracket that nests deeper than MR_JSON_DEPTH, or -1. jansson has a limit of
  * its own, but its recursion there is for a main thread's stack. Text that is not JSON may be
  * counted wrongly; it fails later. */

@@ -1,7 +1,7 @@
 /* `millrace check OUT`: 0 whole; 65 not whole; 75 not finished, and whole so far; 66 nothing there. */
-#include <stdlib.h>
 #include <string.h>
 
+#include "io/json.h"
 #include "io/mem.h"
 #include "jobs/check.h"
 #include "jobs/cmd.h"
@@ -30,10 +30,10 @@ static mr_code print_json(const mr_check *c, bool finished, mr_err *err) {
                         "rows_failed", (json_int_t)c->rows_failed, "prompt_tokens", (json_int_t)c->prompt_tokens,
                         "output_tokens", (json_int_t)c->output_tokens, "files", (json_int_t)c->files, "bytes",
                         (json_int_t)c->bytes, "problems", (json_int_t)c->problems, "words", list);
-  char *text = o ? json_dumps(o, JSON_PRESERVE_ORDER) : NULL;
+  char *text = o ? mr_json_dumps(o, JSON_PRESERVE_ORDER) : NULL;
   if (text)
     puts(text);
-  free(text);
+  mr_mem_free(text);
   json_decref(o);
   return text ? MR_OK : mr_err_set(err, MR_E_NOMEM, "out of memory");
 }

@@ -1,7 +1,7 @@
 /* `millrace status OUT`: what the journal or the manifest says. Writes nothing. */
-#include <stdlib.h>
 #include <string.h>
 
+#include "io/json.h"
 #include "io/mem.h"
 #include "io/sys.h"
 #include "jobs/cmd.h"
@@ -100,10 +100,10 @@ static mr_code print_json(const status *s, mr_err *err) {
                         (json_int_t)(s->rows - s->ok - s->failed), "prompt_tokens", (json_int_t)s->prompt_tokens,
                         "output_tokens", (json_int_t)s->output_tokens, "job_id", s->id.job_id, "created",
                         (json_int_t)s->id.created, "numerics", s->id.numerics, "stopped_by", s->stopped_by);
-  char *text = o ? json_dumps(o, JSON_PRESERVE_ORDER) : NULL;
+  char *text = o ? mr_json_dumps(o, JSON_PRESERVE_ORDER) : NULL;
   if (text)
     puts(text);
-  free(text);
+  mr_mem_free(text);
   json_decref(o);
   return text ? MR_OK : mr_err_set(err, MR_E_NOMEM, "out of memory");
 }

@@ -1,11 +1,11 @@
 #include "jobs/commit.h"
 
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 
 #include "io/durable.h"
+#include "io/json.h"
 #include "io/mem.h"
 #include "io/sys.h"
 #include "io/zframe.h"
@@ -258,7 +258,7 @@ static mr_code bind_new(mr_commit *c, mr_job_identity *id, mr_err *err) {
   if (rc)
     return rc;
   json_t *o = mr_identity_to_json(id);
-  char *text = o ? json_dumps(o, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
+  char *text = o ? mr_json_dumps(o, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
   c->done = mr_mem_alloc((size_t)(id->rows + 7) / 8, 1);
   if (!text || !c->done)
     rc = nomem(err);
@@ -266,7 +266,7 @@ static mr_code bind_new(mr_commit *c, mr_job_identity *id, mr_err *err) {
     rc = mr_durable_sync_dir(c->paths->run, err); /* the names of the frame files, before a record needs them */
   if (!rc)
     rc = mr_journal_create(&c->journal, c->paths->journal, text, strlen(text), err);
-  free(text);
+  mr_mem_free(text);
   json_decref(o);
   return rc;
 }
@@ -391,12 +391,12 @@ mr_code mr_commit_add(mr_commit *c, const mr_line_info *line, const char *text, 
 mr_code mr_commit_note_run(mr_commit *c, const json_t *figures, mr_err *err) {
   if (c->broken || !c->journal)
     return c->broken ? broken(c, err) : MR_OK;
-  char *text = json_dumps(figures, JSON_COMPACT | JSON_SORT_KEYS);
+  char *text = mr_json_dumps(figures, JSON_COMPACT | JSON_SORT_KEYS);
   if (!text)
     return nomem(err);
   mr_code rc = mr_journal_append(c->journal, MR_RECORD_RUN, text, strlen(text), err);
   c->broken = rc == MR_E_IO;
-  free(text);
+  mr_mem_free(text);
   return rc;
 }
 

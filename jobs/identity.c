@@ -1,8 +1,8 @@
 #include "jobs/identity.h"
 
-#include <stdlib.h>
 #include <string.h>
 
+#include "io/json.h"
 #include "io/mem.h"
 
 #define DUMP (JSON_COMPACT | JSON_SORT_KEYS | JSON_ENCODE_ANY)
@@ -12,13 +12,13 @@ static mr_code nomem(mr_err *err) {
 }
 
 mr_code mr_identity_set_options(mr_job_identity *id, json_t *options, mr_err *err) {
-  char *text = options ? json_dumps(options, DUMP) : NULL;
+  char *text = options ? mr_json_dumps(options, DUMP) : NULL;
   if (!text) {
     json_decref(options);
     return nomem(err);
   }
   mr_hash_hex(text, strlen(text), id->options_digest);
-  free(text); /* jansson's own allocation */
+  mr_mem_free(text);
   json_decref(id->options);
   id->options = options;
   return MR_OK;
@@ -69,12 +69,12 @@ static void add_words(mr_text *t, const char *words) {
 }
 
 static void add_value(mr_text *t, const json_t *v) {
-  char *s = v ? json_dumps(v, DUMP) : NULL;
+  char *s = v ? mr_json_dumps(v, DUMP) : NULL;
   if (s && strlen(s) > 60)
     mr_text_adds(t, "a long value");
   else
     mr_text_adds(t, s ? s : "not set");
-  free(s);
+  mr_mem_free(s);
 }
 
 static void differ_options(const json_t *old, const json_t *now, mr_text *words) {

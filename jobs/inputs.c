@@ -1,10 +1,10 @@
 #include "jobs/inputs.h"
 
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "io/durable.h"
+#include "io/json.h"
 #include "io/mem.h"
 #include "io/source.h"
 #include "io/sys.h"
@@ -90,9 +90,9 @@ static json_t *all_of(const json_t *list, const mr_job_identity *id) {
 
 mr_code mr_inputs_save(const char *path, const json_t *list, const mr_job_identity *id, mr_err *err) {
   json_t *o = all_of(list, id);
-  char *text = o ? json_dumps(o, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
+  char *text = o ? mr_json_dumps(o, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
   mr_code rc = text ? mr_durable_write(path, text, strlen(text), err) : nomem(err);
-  free(text);
+  mr_mem_free(text);
   json_decref(o);
   return rc;
 }

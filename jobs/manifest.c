@@ -1,9 +1,9 @@
 #include "jobs/manifest.h"
 
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "io/json.h"
 #include "io/mem.h"
 #include "io/sys.h"
 
@@ -60,16 +60,16 @@ static json_t *to_json(const mr_manifest *m) {
 /* Adds the digest of the object to it and dumps it. `o` has no "digest" yet. */
 static mr_code dump_signed(json_t *o, mr_text *out, mr_err *err) {
   char hex[MR_HASH_HEX];
-  char *text = o ? json_dumps(o, DUMP) : NULL;
+  char *text = o ? mr_json_dumps(o, DUMP) : NULL;
   if (!text)
     return nomem(err);
   mr_hash_hex(text, strlen(text), hex);
-  free(text);
-  if (json_object_set_new(o, "digest", json_string(hex)) || !(text = json_dumps(o, DUMP)))
+  mr_mem_free(text);
+  if (json_object_set_new(o, "digest", json_string(hex)) || !(text = mr_json_dumps(o, DUMP)))
     return nomem(err);
   mr_text_adds(out, text);
   mr_text_addc(out, '\n');
-  free(text);
+  mr_mem_free(text);
   return out->failed ? nomem(err) : MR_OK;
 }
 

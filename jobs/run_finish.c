@@ -1,6 +1,6 @@
-#include <stdlib.h>
 #include <string.h>
 
+#include "io/json.h"
 #include "io/mem.h"
 #include "io/sys.h"
 #include "io/zframe.h"
@@ -94,7 +94,8 @@ static void fill_report(mr_run *r, const mr_manifest *m) {
 static mr_code put_reports(mr_run *r, mr_manifest *m, mr_err *err) {
   mr_text html = {0};
   json_t *o = mr_report_to_json(&r->report);
-  char *text = o ? json_dumps(o, JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9)) : NULL;
+  size_t form = JSON_INDENT(1) | JSON_PRESERVE_ORDER | JSON_REAL_PRECISION(9);
+  char *text = o ? mr_json_dumps(o, form) : NULL;
   mr_code rc = text ? MR_OK : mr_err_set(err, MR_E_NOMEM, "out of memory for the report");
   if (!rc)
     rc = mr_commit_put(r->commit, MR_FINAL_REPORT_JSON, text, strlen(text), m, err);
@@ -103,7 +104,7 @@ static mr_code put_reports(mr_run *r, mr_manifest *m, mr_err *err) {
   if (!rc)
     rc = mr_commit_put(r->commit, MR_FINAL_REPORT_HTML, html.data, html.len, m, err);
   mr_text_free(&html);
-  free(text);
+  mr_mem_free(text);
   json_decref(o);
   return rc;
 }
