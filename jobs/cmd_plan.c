@@ -16,7 +16,8 @@
 
 #define BAD_SHOWN 20
 #define SHARED_BLOCK MR_KV_BLOCK
-#define SHARED_BLOCKS_MAX (8u << 20) /* remembered: 128 MiB; later prompts share with these only   \
+#define SHARED_BLOCKS_MAX                                                                          \
+  (8u << 20) /* remembered: 128 MiB; later prompts share with these only   \
                                       */
 
 typedef struct planned {
@@ -187,6 +188,7 @@ static mr_code print_json(const planned *p, mr_err *err) {
   add_int(&t, "threads", (uint64_t)p->info.threads);
   add_real(&t, "gemm_flops_per_s", p->estimate.gemm_flops_per_s);
   add_real(&t, "memory_bytes_per_s", p->estimate.memory_bytes_per_s);
+  add_real(&t, "load_seconds", p->estimate.load_s);
   add_real(&t, "prefill_seconds", p->estimate.prefill_s);
   add_real(&t, "decode_seconds", p->estimate.decode_s);
   add_real(&t, "predicted_seconds", p->estimate.seconds);
@@ -203,11 +205,10 @@ static mr_code print_json(const planned *p, mr_err *err) {
 }
 
 static void print_time(const mr_estimate *e) {
-  printf("predicted         %.1f s: prefill %.1f s, decode %.1f s, bound by %s\n", e->seconds,
-         e->prefill_s, e->decode_s, e->bound_by);
-  printf("                  from %.0f Gflop/s of this machine's GEMM and %.1f GB/s of its memory, "
-         "measured\n"
-         "                  now, with each row running to its limit of output tokens\n",
+  printf("predicted         %.1f s: load %.1f s, prefill %.1f s, decode %.1f s, bound by %s\n",
+         e->seconds, e->load_s, e->prefill_s, e->decode_s, e->bound_by);
+  printf("                  from %.0f Gflop/s of this machine's GEMM and %.1f GB/s of its memory,\n"
+         "                  measured now, with each row running to its limit of output tokens\n",
          e->gemm_flops_per_s / 1e9, e->memory_bytes_per_s / 1e9);
 }
 

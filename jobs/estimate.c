@@ -18,6 +18,7 @@
 typedef struct probe {
   const mr_gemm_ops *ops;
   uint8_t *x, *w;
+  float *values; /* nr * K */
   float *y;
   const uint8_t *bytes;
   uint64_t sums[READ_PIECES];
@@ -45,11 +46,17 @@ static void one_piece(void *ctx, int item, int worker) {
   p->sums[item] += sum[0] + sum[1] + sum[2] + sum[3];
 }
 
-/* Packs rows and panels of some ordinary numbers. False: out of memory. */
+static void pack_one(void *ctx, int item, int worker) {
+  (void)worker;
+  const probe *p = ctx;
+  p->ops->pack_panel(p->w + p->ops->panel_bytes(K) * (size_t)item, p->values, K, p->ops->nr, K);
+}
+
+/* Room for rows and panels, and some ordinary numbers to fill them with. False: out of memory. */
 static bool prepare(probe *p) {
   size_t panel = p->ops->panel_bytes(K), row = p->ops->row_bytes(K);
   int nr = p->ops->nr;
-  float *values = mr_mem_alloc((size_t)nr * K, sizeof *values);
+  float *values = p->values = mr_mem_alloc((size_t)nr * K, sizeof *values);
   p->x = mr_mem_pages(row * M);
   p->w = mr_mem_pages(panel * PANELS);
   p->y = mr_mem_pages(sizeof(float) * M * PANELS * (size_t)nr);
@@ -58,10 +65,14 @@ static bool prepare(probe *p) {
     values[i] = (float)(i % 251 - 125) / 64;
   for (int i = 0; ok && i < M; i++)
     p->ops->pack_row(p->x + row * (size_t)i, values, K);
-  for (int i = 0; ok && i < PANELS; i++)
-    p->ops->pack_panel(p->w + panel * (size_t)i, values, K, nr, K);
-  mr_mem_free(values);
   return ok;
+}
+
+static double pack_rate(probe *p, mr_pool *pool) {
+  mr_pool_run(pool, pack_one, p, PANELS); /* touches the pages */
+  double began = mr_sys_seconds();
+  mr_pool_run(pool, pack_one, p, PANELS);
+  return (double)p->ops->panel_bytes(K) * PANELS / (mr_sys_seconds() - began);
 }
 
 static double gemm_rate(probe *p, mr_pool *pool) {
@@ -97,11 +108,13 @@ static mr_code measure(const mr_engine_opts *o, int threads, mr_estimate *out, m
   } else {
     memset(bytes, 1, READ_BYTES); /* pages that were never written are all one page */
     p.bytes = bytes;
+    out->pack_bytes_per_s = pack_rate(&p, pool); /* fills the panels for the GEMM */
     out->gemm_flops_per_s = gemm_rate(&p, pool);
     out->memory_bytes_per_s = read_rate(&p, pool);
   }
   if (pool)
     mr_pool_free(pool);
+  mr_mem_free(p.values);
   mr_mem_free(p.x);
   mr_mem_free(p.w);
   mr_mem_free(p.y);
@@ -109,33 +122,36 @@ static mr_code measure(const mr_engine_opts *o, int threads, mr_estimate *out, m
   return rc;
 }
 
-static void predict(const mr_engine_info *info, const mr_workload *w, mr_estimate *e) {
-  double rows = (double)w->rows, out = (double)w->output_tokens;
-  double length =
-      rows > 0 ? (double)w->prompt_tokens / rows + out / rows / 2 : 1; /* mean while it decodes */
-  double by_kv = (double)info->kv_tokens / ((double)w->prompt_tokens / (rows > 0 ? rows : 1) +
-                                            out / (rows > 0 ? rows : 1) + 1);
+/* Rows in flight: the most that the limits allow, and which limit that is. */
+static void choose_batch(const mr_engine_info *info, const mr_workload *w, mr_estimate *e) {
+  double rows = w->rows > 0 ? (double)w->rows : 1;
+  double whole = ((double)w->prompt_tokens + (double)w->output_tokens) / rows + 1;
+  double by_kv = (double)info->kv_tokens / whole;
   e->batch = info->max_batch;
-  e->bound_by = "max-batch";
+  e->bound_by = "memory-bandwidth";
   if (by_kv < e->batch) {
     e->batch = by_kv < 1 ? 1 : by_kv;
     e->bound_by = "kv-memory";
   }
   if (rows < e->batch) {
-    e->batch = rows > 0 ? rows : 1;
+    e->batch = rows;
     e->bound_by = "rows";
   }
+}
+
+static void predict(const mr_engine_info *info, const mr_workload *w, mr_estimate *e) {
+  double rows = w->rows > 0 ? (double)w->rows : 1, out = (double)w->output_tokens;
+  double length = (double)w->prompt_tokens / rows + out / rows / 2; /* mean while a row decodes */
+  choose_batch(info, w, e);
   double compute = e->batch * info->flops_per_output_token / e->gemm_flops_per_s;
-  double bytes = (double)info->packed_bytes + e->batch * length * (double)info->kv_bytes_per_token;
-  double read = bytes / e->memory_bytes_per_s;
+  double weights = (double)info->packed_bytes / e->memory_bytes_per_s;
+  double kv = e->batch * length * (double)info->kv_bytes_per_token / e->memory_bytes_per_s;
+  e->load_s = (double)info->packed_bytes / e->pack_bytes_per_s;
   e->prefill_s = (double)w->prompt_tokens * info->flops_per_prompt_token / e->gemm_flops_per_s;
-  e->decode_s = out / e->batch * (compute > read ? compute : read);
-  e->seconds = e->prefill_s + e->decode_s;
-  /* a small batch is the limit only while the step waits for memory */
-  if (compute >= read || e->prefill_s > e->decode_s)
+  e->decode_s = out / e->batch * ((compute > weights ? compute : weights) + kv);
+  e->seconds = e->load_s + e->prefill_s + e->decode_s;
+  if (e->prefill_s > e->decode_s || (compute >= weights && compute >= kv))
     e->bound_by = "compute";
-  else if (!strcmp(e->bound_by, "max-batch"))
-    e->bound_by = "memory-bandwidth";
 }
 
 mr_code mr_estimate_run(const mr_engine_info *info, const mr_engine_opts *opts,

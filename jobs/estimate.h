@@ -2,13 +2,14 @@
  * arithmetic.
  *
  * Measured (about half a second): the rate of the GEMM kernel that the engine will use, on all its
- * threads, and the rate at which they read memory. Predicted, with every row running to its limit
- * of output tokens:
+ * threads, and the rates at which they read memory and pack weights. Predicted, with every row
+ * running to its limit of output tokens:
+ *     load    = packed weights / packing rate
  *     prefill = prompt tokens * flops of a prompt token / GEMM rate
- *     decode  = steps * max(batch * flops of an output token / GEMM rate, bytes / memory rate)
- * where steps = output tokens / batch, and a step reads the packed weights and the keys and values
- * of its rows. Attention's own arithmetic, sampling and output are not counted. The batch is the
- * largest that the limits allow; what limits it, or the rate, is named.
+ *     decode  = steps * (max(batch * flops of an output token / GEMM rate, weights / memory rate)
+ *                        + keys and values of the batch / memory rate)
+ * where steps = output tokens / batch. Attention in prefill, sampling and output are not counted.
+ * The batch is the largest that the limits allow; what limits it, or the rate, is named.
  */
 #ifndef MR_JOBS_ESTIMATE_H
 #define MR_JOBS_ESTIMATE_H
@@ -23,9 +24,9 @@ typedef struct mr_workload {
 } mr_workload;
 
 typedef struct mr_estimate {
-  double gemm_flops_per_s, memory_bytes_per_s; /* measured */
+  double gemm_flops_per_s, memory_bytes_per_s, pack_bytes_per_s; /* measured */
   double batch;                                /* rows in flight, a mean */
-  double prefill_s, decode_s, seconds;
+  double load_s, prefill_s, decode_s, seconds;
   const char *bound_by; /* "rows", "kv-memory": the batch; "compute", "memory-bandwidth" */
 } mr_estimate;
 
