@@ -45,9 +45,14 @@ mr_code mr_outname_set(mr_job *j, mr_err *err) {
                         "output %s: the name must end in .jsonl.zst, .jsonl.gz or .jsonl",
                         j->output);
   }
-  if (j->output[n - 1] == '/')
+  struct stat st;
+  bool there = mr_sys_now->stat(j->output, &st) == 0;
+  if (j->output[n - 1] == '/' || (there && S_ISDIR(st.st_mode)))
     return mr_err_set(err, MR_E_USAGE, "output %s: this is a directory; name a file in it",
                       j->output);
+  if (there && !S_ISREG(st.st_mode))
+    return mr_err_set(err, MR_E_CANTCREATE,
+                      "output %s: not a regular file (-o - is standard output)", j->output);
   mr_text t = {0};
   mr_text_addf(&t, "%s.jsonl.zst", j->output);
   mr_code rc = t.failed ? no_memory(err) : set_base(j, n, MR_OUT_ZST, err);

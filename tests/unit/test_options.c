@@ -206,6 +206,13 @@ static void an_output_that_is_an_input(void **state) {
   assert_int_equal(mr_job_check_output(&job, &e), MR_OK);
 }
 
+static void an_output_that_is_no_file(void **state) {
+  (void)state;
+  assert_int_equal(parse(MR_CMD_RUN, "a -m M -o /dev/full"), MR_E_CANTCREATE);
+  assert_int_equal(parse(MR_CMD_RUN, "a -m M -o /tmp"), MR_E_USAGE);
+  assert_int_equal(parse(MR_CMD_RUN, "a -m M -o /tmp/"), MR_E_USAGE);
+}
+
 static void result_options_have_sorted_keys(void **state) {
   (void)state;
   assert_int_equal(parse(MR_CMD_RUN, "a -m M -o o --context 100 --temperature 0"), MR_OK);
@@ -235,6 +242,7 @@ int main(void) {
       cmocka_unit_test(broken_job_files),
       cmocka_unit_test(other_commands),
       cmocka_unit_test(an_output_that_is_an_input),
+      cmocka_unit_test(an_output_that_is_no_file),
       cmocka_unit_test(result_options_have_sorted_keys),
   };
   return cmocka_run_group_tests(tests, temp_begin, end);
