@@ -73,6 +73,8 @@ tv *mr_tr_call(tr *r, tv *f, tv_call *c) {
   case TV_MACRO:
     return mr_tr_call_macro(r, f, c);
   case TV_BLOCK:
+    if (c->n_pos || c->n_kw)
+      return mr_tr_fail(r, "a block takes no arguments");
     return mr_tr_call_block(r, f->macro.node);
   case TV_LOOP:
     if (c->n_pos != 1)

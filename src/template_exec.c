@@ -15,6 +15,8 @@ static void add_taint(mr_text *t, size_t len, bool dirty) {
 
 bool mr_tr_emit(tr *r, tv *s) {
   mr_rendered *o = r->out;
+  if (!s->str.len)
+    return true;
   if (s->str.len > r->limits.output - o->text.len)
     return mr_tr_fail(r, "makes more than %zu bytes of output", r->limits.output);
   if (!mr_tr_charge(r, s->str.len / 256))
@@ -35,28 +37,26 @@ bool mr_tr_emit(tr *r, tv *s) {
 static tv *take_output(tr *r, size_t from) {
   mr_rendered *o = r->out;
   size_t len = o->text.len - from;
-  tv *v = &mr_tv_empty;
-  if (len) {
-    const char *text = o->text.data + from, *marks = o->taint.data + from;
-    bool some = memchr(marks, 1, len) != NULL, all = !memchr(marks, 0, len);
-    char *copy = mr_tr_alloc(r, len, 1);
-    v = copy ? mr_tv_text(r, copy, len, !some ? TAINT_NONE : all ? TAINT_ALL : TAINT_SOME) : NULL;
-    if (!v)
+  if (!len)
+    return &mr_tv_empty;
+  const char *marks = o->taint.data + from;
+  bool some = memchr(marks, 1, len) != NULL, all = !memchr(marks, 0, len);
+  char *copy = mr_tr_alloc(r, len, 1);
+  tv *v = copy ? mr_tv_text(r, copy, len, !some ? TAINT_NONE : all ? TAINT_ALL : TAINT_SOME) : NULL;
+  if (!v)
+    return NULL;
+  memcpy(copy, o->text.data + from, len);
+  if (some && !all) {
+    uint8_t *copied = mr_tr_alloc(r, len, 1);
+    if (!copied)
       return NULL;
-    memcpy(copy, text, len);
-    if (some && !all) {
-      uint8_t *copied = mr_tr_alloc(r, len, 1);
-      if (!copied)
-        return NULL;
-      memcpy(copied, marks, len);
-      v->str.marks = copied;
-    }
-    if (r->escape)
-      v->safe = 1;
+    memcpy(copied, marks, len);
+    v->str.marks = copied;
   }
+  if (r->escape)
+    v->safe = 1;
   o->text.len = o->taint.len = from;
-  if (o->text.data)
-    o->text.data[from] = o->taint.data[from] = 0;
+  o->text.data[from] = o->taint.data[from] = '\0';
   return v;
 }
 

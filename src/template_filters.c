@@ -322,15 +322,22 @@ static tv *f_attr(tr *r, tv *self, tv_call *c) {
 
 /* ---- longer texts ---- */
 
+/* Filters that call methods of their input take nothing but texts. */
+static bool is_text(tr *r, const tv *v) {
+  if (v->kind == TV_UNDEF)
+    mr_tv_fail_undef(r, v);
+  else if (v->kind != TV_STR)
+    mr_tr_fail(r, "wants a text, not '%s'", mr_tv_type(v));
+  return v->kind == TV_STR;
+}
+
 static tv *f_indent(tr *r, tv *self, tv_call *c) {
   int64_t width = 4;
   tv *margin = c->p[0], *lines;
   bool first = c->p[1] && mr_tv_truth(c->p[1]), blank = c->p[2] && mr_tv_truth(c->p[2]);
   tsb b;
-  if (self->kind == TV_UNDEF)
-    return mr_tv_fail_undef(r, self);
-  if (self->kind != TV_STR)
-    return mr_tr_fail(r, "can only indent a text, not '%s'", mr_tv_type(self));
+  if (!is_text(r, self))
+    return NULL;
   if (margin && margin->kind != TV_STR && !mr_tpl_arg_int(r, margin, 4, &width))
     return NULL;
   if (!margin || margin->kind != TV_STR)
@@ -357,9 +364,11 @@ static tv *f_indent(tr *r, tv *self, tv_call *c) {
 
 static tv *f_truncate(tr *r, tv *self, tv_call *c) {
   int64_t length, leeway;
-  tv *s = mr_tv_str(r, self), *end = c->p[2] ? c->p[2] : mr_tv_text(r, "...", 3, TAINT_NONE);
+  tv *s = self, *end = c->p[2] ? c->p[2] : mr_tv_text(r, "...", 3, TAINT_NONE);
   bool none = c->p[3] && c->p[3]->kind == TV_NONE;
-  if (!s || !end || !mr_tpl_arg_int(r, c->p[0], 255, &length) ||
+  if (self->kind == TV_UNDEF) /* its length is 0 */
+    return self;
+  if (!is_text(r, s) || !end || !mr_tpl_arg_int(r, c->p[0], 255, &length) ||
       !mr_tpl_arg_int(r, none ? NULL : c->p[3], 5, &leeway))
     return NULL;
   if (end->kind != TV_STR || length < (int64_t)mr_tv_chars(end) || leeway < 0)
@@ -457,9 +466,8 @@ static void wrap_line(wrap *w) {
 
 static tv *f_wordwrap(tr *r, tv *self, tv_call *c) {
   int64_t width;
-  tv *s = mr_tv_str(r, self),
-     *newline = c->p[2] && c->p[2]->kind == TV_STR ? c->p[2] : mr_tv_text(r, "\n", 1, TAINT_NONE);
-  tv *lines = s ? mr_str_lines(r, s, false) : NULL;
+  tv *newline = c->p[2] && c->p[2]->kind == TV_STR ? c->p[2] : mr_tv_text(r, "\n", 1, TAINT_NONE);
+  tv *lines = is_text(r, self) ? mr_str_lines(r, self, false) : NULL;
   tsb b;
   if (!lines || !newline || !mr_tpl_arg_int(r, c->p[0], 79, &width))
     return NULL;

@@ -430,7 +430,7 @@ static bool dunder(const tv *name) {
 
 tv *mr_op_attr(tr *r, tv *of, tv *name, const tn_lookup *look) {
   if (of->kind == TV_UNDEF)
-    return dunder(name) ? refused(r, of, name) : mr_tv_fail_undef(r, of);
+    return mr_tv_is_str(name, "__class__") ? refused(r, of, name) : mr_tv_fail_undef(r, of);
   tv *v = get_attr(r, of, name, look);
   if (v || r->failed)
     return v;
