@@ -19,8 +19,8 @@
 
 #define MR_JSON_DEPTH 512
 
-/* jansson's json_dumps; freed with mr_mem_free. All of jansson's memory comes from io/mem.h, so that
- * its failures are tested too. */
+/* jansson's json_dumps; freed with mr_mem_free. All of jansson's memory comes from io/mem.h, so
+ * that its failures are tested too. */
 char *mr_json_dumps(const json_t *v, size_t flags);
 /* Any value; new reference, or NULL with the error. *too_big (may be NULL) is set when a number
  * does not fit. */
