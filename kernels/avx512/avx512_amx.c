@@ -121,21 +121,28 @@ INLINE void prefetch_group(const uint8_t *p) {
   UNROLL for (int i = 0; i < GROUP_BYTES; i += 64) _mm_prefetch((const char *)p + i, _MM_HINT_T0);
 }
 
-/* Starts the sums of group q in tile c, by way of tiles a and b. */
-#define ISSUE(q, c, a, b)                                                                          \
+/* Loads rows and weights of group q into tiles a and b. */
+#define LOAD(q, a, b)                                                                              \
   do {                                                                                             \
     if (r->cold) prefetch_group(w + (size_t)(q) * GROUP_BYTES + PREFETCH_AHEAD);                   \
-    TILE_ZERO(c);                                                                                  \
     TILE_LOAD(a, x + (size_t)(q) * GROUP, row_bytes);                                              \
     TILE_LOAD(b, w + (size_t)(q) * GROUP_BYTES, 64);                                               \
+  } while (0)
+
+#define START(c, a, b)                                                                             \
+  do {                                                                                             \
+    TILE_ZERO(c);                                                                                  \
     TILE_DOT(c, a, b);                                                                             \
   } while (0)
 
-/* Stores the sums of group q, starts those of q + 2, and scales those of q - 1, stored before. */
+/* Stores the sums of group q, starts those of q + 2, and scales those of q - 1, stored before. The
+ * loads come first: behind a store of unfinished sums, a load whose address has the same low 12 bits
+ * would wait for it. Past the last group, products of old tiles are started and never used. */
 #define STEP(q, c, a, b)                                                                           \
   do {                                                                                             \
+    if ((q) + 2 < groups) LOAD((q) + 2, a, b);                                                     \
     if ((q) < groups) TILE_STORE(c, sums[(q) & 1]);                                                \
-    if ((q) + 2 < groups) ISSUE((q) + 2, c, a, b);                                                 \
+    START(c, a, b);                                                                                \
     scale_add(y, sums[((q) - 1) & 1], rows,                                                        \
               i8_weight_scales(w + (size_t)((q) - 1) * GROUP_BYTES), &r->groups[(q) - 1]);         \
   } while (0)
@@ -148,10 +155,13 @@ INLINE void half_tile(const i8_gemm *g, const row_tile *r, int rows, int h) {
   const uint8_t *w = i8_half(g, h);
   __m512 y[TILE_ROWS];
   UNROLL for (int i = 0; i < rows; i++) y[i] = _mm512_setzero_ps();
-  ISSUE(0, 0, 4, 5);
-  if (groups > 1) ISSUE(1, 1, 6, 7);
+  LOAD(0, 4, 5);
+  START(0, 4, 5);
+  if (groups > 1) LOAD(1, 6, 7);
+  START(1, 6, 7);
+  if (groups > 2) LOAD(2, 4, 5);
   TILE_STORE(0, sums[0]);
-  if (groups > 2) ISSUE(2, 0, 4, 5);
+  START(0, 4, 5);
   for (int q = 1; q <= groups; q += 2) {
     STEP(q, 1, 6, 7);
     if (q < groups) STEP(q + 1, 0, 4, 5);
