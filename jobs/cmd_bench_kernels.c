@@ -11,7 +11,7 @@
 #include "kernels/peak.h"
 #include "kernels/pool.h"
 
-#define RUN_SECONDS 0.1 /* for each figure */
+#define RUN_SECONDS 0.1       /* for each figure */
 #define COLD_BYTES (96 << 20) /* weights are walked through this much memory, as in a model */
 #define MAX_M 512
 #define MAX_M_HEAD 128 /* of the output head: more logits at once would not be asked for */
@@ -21,8 +21,8 @@ typedef struct bench {
   const mr_kernels *k;
   mr_pool *pool;
   int threads;
-  double peak;      /* int8 Gop/s */
-  json_t *out;      /* NULL: print */
+  double peak; /* int8 Gop/s */
+  json_t *out; /* NULL: print */
 } bench;
 
 /* Best rate of fn over runs that last RUN_SECONDS together, in 1e9 of `work` a second. */
@@ -31,7 +31,8 @@ static double best_rate(bench *b, mr_pool_fn fn, void *ctx, int items, double wo
   do {
     mr_pool_run(b->pool, fn, ctx, items);
     double t1 = mr_sys_seconds();
-    if (t1 > t0 && work / (t1 - t0) > best) best = work / (t1 - t0);
+    if (t1 > t0 && work / (t1 - t0) > best)
+      best = work / (t1 - t0);
     t0 = t1;
   } while (t0 - begin < RUN_SECONDS);
   return best / 1e9;
@@ -89,7 +90,8 @@ static int gemm_open(gemm_job *g, bench *b, mr_scheme scheme, int k, int n) {
     mr_mem_free(rows);
     return -1;
   }
-  for (int i = 0; i < o->nr * k; i++) rows[i] = (float)(i * 37 % 1001 - 500) * 1e-3f;
+  for (int i = 0; i < o->nr * k; i++)
+    rows[i] = (float)(i * 37 % 1001 - 500) * 1e-3f;
   for (int i = 0; i < MAX_M; i++)
     o->pack_row(g->x + (size_t)i * o->row_bytes(k), rows + i % o->nr * k, k);
   o->pack_panel(g->w, rows, (size_t)k, o->nr, k);
@@ -113,7 +115,8 @@ static double gemm_rate(bench *b, gemm_job *g, int m) {
     g->copy = (g->copy + 1) % g->copies;
     mr_pool_run(b->pool, gemm_item, g, g->items);
     double t1 = mr_sys_seconds(), work = 2.0 * m * g->n * g->k;
-    if (t1 > t0 && work / (t1 - t0) > best) best = work / (t1 - t0);
+    if (t1 > t0 && work / (t1 - t0) > best)
+      best = work / (t1 - t0);
     t0 = t1;
   } while (t0 - begin < RUN_SECONDS);
   return best / 1e9;
@@ -123,18 +126,21 @@ static int bench_gemm(bench *b, const char *model, int k, int n) {
   static const int ms[] = {1, 8, 64, 128, 512};
   gemm_job g;
   int rc = gemm_open(&g, b, MR_SCHEME_I8, k, n);
-  if (rc == 0 && b->out == NULL) printf("%-12s %5d -> %-7d", model, k, n);
+  if (rc == 0 && b->out == NULL)
+    printf("%-12s %5d -> %-7d", model, k, n);
   for (size_t i = 0; rc == 0 && i < sizeof ms / sizeof *ms; i++) {
-    if (n > HEAD_N && ms[i] > MAX_M_HEAD) continue;
+    if (n > HEAD_N && ms[i] > MAX_M_HEAD)
+      continue;
     double rate = gemm_rate(b, &g, ms[i]);
     if (b->out == NULL)
       printf(" %6.0f (%3.0f %%)", rate, b->peak > 0.0 ? 100.0 * rate / b->peak : 0.0);
     else
-      rc = json_array_append_new(
-          b->out, json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:f}", "kernel", "gemm", "scheme", "int8",
-                            "model", model, "k", k, "n", n, "m", ms[i], "gops", rate));
+      rc = json_array_append_new(b->out, json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:f}", "kernel",
+                                                   "gemm", "scheme", "int8", "model", model, "k", k,
+                                                   "n", n, "m", ms[i], "gops", rate));
   }
-  if (rc == 0 && b->out == NULL) printf("\n");
+  if (rc == 0 && b->out == NULL)
+    printf("\n");
   gemm_close(&g);
   return rc;
 }
@@ -167,9 +173,8 @@ static void attn_item(void *ctx, int item, int worker) {
 static int report_attention(bench *b, const char *model, const char *what, double rate) {
   if (b->out == NULL)
     return printf("%-12s attention, %-8s %6.0f Gop/s\n", model, what, rate) < 0 ? -1 : 0;
-  return json_array_append_new(
-      b->out, json_pack("{s:s, s:s, s:s, s:f}", "kernel", "attention", "model", model, "phase", what,
-                        "gops", rate));
+  return json_array_append_new(b->out, json_pack("{s:s, s:s, s:s, s:f}", "kernel", "attention",
+                                                 "model", model, "phase", what, "gops", rate));
 }
 
 static int run_attention(bench *b, attn_job *j, const char *model) {
@@ -179,7 +184,8 @@ static int run_attention(bench *b, attn_job *j, const char *model) {
   a->n_q = 1, a->pos0 = ATTN_CONTEXT - 1;
   double rate = best_rate(b, attn_item, j, ATTN_SEQUENCES * a->n_kv_heads,
                           pair * ATTN_CONTEXT * ATTN_SEQUENCES);
-  if (report_attention(b, model, "decode", rate) != 0) return -1;
+  if (report_attention(b, model, "decode", rate) != 0)
+    return -1;
   j->tokens = ATTN_CONTEXT;
   a->n_q = ATTN_CONTEXT, a->pos0 = 0;
   rate = best_rate(b, attn_item, j, ATTN_CONTEXT / MR_ATTN_TILE * a->n_kv_heads,
@@ -199,11 +205,20 @@ static int bench_attention(bench *b, const char *model, int heads, int kv_heads,
   j.scratch = mr_mem_pages(j.scratch_bytes * (size_t)b->threads);
   int rc = memory != NULL && q != NULL && pages != NULL && j.scratch != NULL ? 0 : -1;
   if (rc == 0) {
-    for (size_t i = 0; i < ATTN_PAGES * ATTN_SEQUENCES; i++) pages[i] = memory + i * page;
-    for (size_t i = 0; i < floats; i++) q[i] = (float)(i * 37 % 1001) * 1e-3f;
-    j.a = (mr_attn){.q = q, .q_ld = j.seq_floats, .out = q + floats, .out_ld = j.seq_floats,
-                    .n_heads = heads, .n_kv_heads = kv_heads, .head_dim = dim, .type = MR_KV_F16,
-                    .pages = pages, .scale = 0.1f};
+    for (size_t i = 0; i < ATTN_PAGES * ATTN_SEQUENCES; i++)
+      pages[i] = memory + i * page;
+    for (size_t i = 0; i < floats; i++)
+      q[i] = (float)(i * 37 % 1001) * 1e-3f;
+    j.a = (mr_attn){.q = q,
+                    .q_ld = j.seq_floats,
+                    .out = q + floats,
+                    .out_ld = j.seq_floats,
+                    .n_heads = heads,
+                    .n_kv_heads = kv_heads,
+                    .head_dim = dim,
+                    .type = MR_KV_F16,
+                    .pages = pages,
+                    .scale = 0.1f};
     rc = run_attention(b, &j, model);
   }
   mr_mem_free(memory);
@@ -215,25 +230,32 @@ static int bench_attention(bench *b, const char *model, int heads, int kv_heads,
 
 /* ------------------------------------------------------------------ all of it */
 static int bench_all(bench *b) {
-  static const struct { const char *model; int k, n; } shapes[] = {
-      {"SmolLM2-135M", 576, 576},  {"SmolLM2-135M", 576, 192},  {"SmolLM2-135M", 576, 1536},
-      {"SmolLM2-135M", 1536, 576}, {"SmolLM2-135M", 576, 49152}, {"Gemma3-270M", 640, 1024},
-      {"Gemma3-270M", 640, 256},   {"Gemma3-270M", 640, 2048},  {"Gemma3-270M", 2048, 640},
-      {"Gemma3-270M", 640, 262144}};
+  static const struct {
+    const char *model;
+    int k, n;
+  } shapes[] = {{"SmolLM2-135M", 576, 576},   {"SmolLM2-135M", 576, 192},
+                {"SmolLM2-135M", 576, 1536},  {"SmolLM2-135M", 1536, 576},
+                {"SmolLM2-135M", 576, 49152}, {"Gemma3-270M", 640, 1024},
+                {"Gemma3-270M", 640, 256},    {"Gemma3-270M", 640, 2048},
+                {"Gemma3-270M", 2048, 640},   {"Gemma3-270M", 640, 262144}};
   int rc = 0;
   if (b->out == NULL)
     printf("%s, %d threads: int8 peak of registers %.0f Gop/s; GEMM in Gop/s at M = 1, 8, 64, 128, "
-           "512\n", b->k->name, b->threads, b->peak);
+           "512\n",
+           b->k->name, b->threads, b->peak);
   for (size_t i = 0; rc == 0 && i < sizeof shapes / sizeof *shapes; i++)
     rc = bench_gemm(b, shapes[i].model, shapes[i].k, shapes[i].n);
-  if (rc == 0) rc = bench_attention(b, "SmolLM2-135M", 9, 3, 64);
-  if (rc == 0) rc = bench_attention(b, "Gemma3-270M", 4, 1, 256);
+  if (rc == 0)
+    rc = bench_attention(b, "SmolLM2-135M", 9, 3, 64);
+  if (rc == 0)
+    rc = bench_attention(b, "Gemma3-270M", 4, 1, 256);
   return rc;
 }
 
 int mr_bench_kernels(bool json) {
   bench b = {.k = mr_kernels_best(), .threads = mr_pool_cpus()};
-  if (b.k == NULL || (b.pool = mr_pool_new(b.threads, 0)) == NULL) return -1;
+  if (b.k == NULL || (b.pool = mr_pool_new(b.threads, 0)) == NULL)
+    return -1;
   if (json && (b.out = json_array()) == NULL) {
     mr_pool_free(b.pool);
     return -1;
@@ -243,7 +265,8 @@ int mr_bench_kernels(bool json) {
   if (rc == 0 && json) {
     json_t *all = json_pack("{s:s, s:i, s:f, s:O}", "isa", b.k->name, "threads", b.threads,
                             "int8_peak_gops", b.peak, "kernels", b.out);
-    rc = all != NULL && json_dumpf(all, stdout, JSON_INDENT(1)) == 0 && putchar('\n') != EOF ? 0 : -1;
+    rc = all != NULL && json_dumpf(all, stdout, JSON_INDENT(1)) == 0 && putchar('\n') != EOF ? 0
+                                                                                             : -1;
     json_decref(all);
   }
   json_decref(b.out);

@@ -27,7 +27,8 @@ static int has_avx512(void) {
 
 static void fill(void) {
   int n = 0;
-  for (int i = 0; i < TABLES; i++) tables[i] = *mr_kernels_ref();
+  for (int i = 0; i < TABLES; i++)
+    tables[i] = *mr_kernels_ref();
   names[n++] = tables[REF].name;
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -50,34 +51,41 @@ const char *const *mr_kernels_names(void) {
 const mr_kernels *mr_kernels_get(const char *name) {
   const char *const *can = mr_kernels_names();
   for (int i = 0; can[i] != NULL; i++) {
-    if (strcmp(can[i], name) != 0) continue;
+    if (strcmp(can[i], name) != 0)
+      continue;
     for (int t = 0; t < TABLES; t++)
-      if (strcmp(tables[t].name, name) == 0) return &tables[t];
+      if (strcmp(tables[t].name, name) == 0)
+        return &tables[t];
   }
   return NULL;
 }
 
 const mr_kernels *mr_kernels_best(void) {
   const char *want = getenv("MILLRACE_ISA");
-  if (want != NULL && want[0] != '\0') return mr_kernels_get(want);
+  if (want != NULL && want[0] != '\0')
+    return mr_kernels_get(want);
   const char *const *can = mr_kernels_names();
   int n = 0;
-  while (can[n] != NULL) n++;
+  while (can[n] != NULL)
+    n++;
   return mr_kernels_get(can[n - 1]);
 }
 
 size_t mr_kv_part_bytes(mr_kv_type type, int head_dim) {
   size_t n = (size_t)head_dim * MR_KV_BLOCK;
   switch (type) {
-  case MR_KV_F32: return n * 4;
+  case MR_KV_F32:
+    return n * 4;
   case MR_KV_F16:
-  case MR_KV_BF16: return n * 2;
-  default: return 0;
+  case MR_KV_BF16:
+    return n * 2;
+  default:
+    return 0;
   }
 }
 
-/* For each of G*32 query rows: q and the sum [head_dim], a block of scores [32], 16 partial sums, two scalars;
- * and one block of K and of V as float32. */
+/* For each of G*32 query rows: q and the sum [head_dim], a block of scores [32], 16 partial sums,
+ * two scalars; and one block of K and of V as float32. */
 size_t mr_attn_scratch(int n_heads, int n_kv_heads, int head_dim) {
   size_t rows = (size_t)(n_heads / n_kv_heads) * MR_ATTN_TILE;
   size_t dim = ((size_t)head_dim + 15) / 16 * 16;

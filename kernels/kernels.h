@@ -2,15 +2,15 @@
  *
  *     const mr_kernels *k = mr_kernels_best();       by cpuid, or MILLRACE_ISA=ref|avx2|avx512
  *
- * The table starts as the plain-C reference in every slot (kernels/ref); an instruction set is a folder with one
- * fill function that replaces the slots it does better, and its block sizes. Nothing here allocates, opens files
- * or blocks. Pointers are 4-byte aligned unless said otherwise; lengths need no multiple (tails are handled);
- * outputs do not alias inputs unless said.
+ * The table starts as the plain-C reference in every slot (kernels/ref); an instruction set is a
+ * folder with one fill function that replaces the slots it does better, and its block sizes.
+ * Nothing here allocates, opens files or blocks. Pointers are 4-byte aligned unless said otherwise;
+ * lengths need no multiple (tails are handled); outputs do not alias inputs unless said.
  *
- * Batch invariance (docs/architecture.md): what a kernel computes for one row depends on that row alone: the order
- * of its reductions is the same for every M, tile, thread and neighbour. All tile shapes of one GEMM share one K
- * order; attention walks keys in blocks of MR_KV_BLOCK from position 0 and combines them in that order.
- * Results may differ between instruction sets, never within one.
+ * Batch invariance (docs/architecture.md): what a kernel computes for one row depends on that row
+ * alone: the order of its reductions is the same for every M, tile, thread and neighbour. All tile
+ * shapes of one GEMM share one K order; attention walks keys in blocks of MR_KV_BLOCK from position
+ * 0 and combines them in that order. Results may differ between instruction sets, never within one.
  */
 #ifndef MR_KERNELS_KERNELS_H
 #define MR_KERNELS_KERNELS_H
@@ -18,78 +18,101 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* ------------------------------------------------------------------ GEMM
- * y[m, n] = sum_k x[m, k] * w[n, k]   (+ bias[n]); w is stored [N, K] as in model files.
- * A scheme is a way to store both sides. Weights are packed once into panels of `nr` output columns, each panel
- * contiguous; activations are packed (quantized) once a row and shared by all matrices that read the row.
+/* ------------------------------------------------------------------ GEMM */
+/* y[m, n] = sum_k x[m, k] * w[n, k]   (+ bias[n]); w is stored [N, K] as in model files.
+ * A scheme is a way to store both sides. Weights are packed once into panels of `nr` output
+ * columns, each panel contiguous; activations are packed (quantized) once a row and shared by all
+ * matrices that read the row. Packed bytes are a table's own: pack and multiply with the same one.
  */
 typedef enum mr_scheme {
   MR_SCHEME_F32,  /* exact: float32 both sides */
-  MR_SCHEME_BF16, /* bfloat16 both sides, float32 sums (vdpbf16ps order is that table's own) */
-  MR_SCHEME_I8,   /* int8 by groups of 64 along K on both sides, after signs and a Hadamard transform by 64 */
+  MR_SCHEME_BF16, /* both sides rounded to bfloat16, float32 sums */
+  MR_SCHEME_I8,   /* int8 by groups of 64 along K, both sides, after signs and FWHT-64 */
   MR_SCHEMES
 } mr_scheme;
 
 typedef struct mr_gemm_ops {
-  int nr; /* columns a panel; N is padded to it with zero columns */
-  size_t (*panel_bytes)(int k);                 /* one panel of weights, a multiple of 64 */
-  size_t (*row_bytes)(int k);                   /* one packed activation row, a multiple of 64 */
-  /* panel of `cols` (1..nr) columns: w holds cols rows of k floats, ld floats apart; dst 64-aligned */
+  int nr;                       /* columns a panel; N is padded to it with zero columns */
+  size_t (*panel_bytes)(int k); /* one panel of weights, a multiple of 64 */
+  size_t (*row_bytes)(int k);   /* one packed activation row, a multiple of 64 */
+  /* panel of `cols` (1..nr) columns: w holds cols rows of k floats, ld floats apart; dst is
+   * 64-aligned and fully written */
   void (*pack_panel)(void *dst, const float *w, size_t ld, int cols, int k);
   /* one activation row of k floats; dst 64-aligned; scratch-free */
   void (*pack_row)(void *dst, const float *x, int k);
-  /* m rows (packed, row_bytes apart) times panels p0..p1-1 of a packed matrix with n columns in all.
-   * y[i*ldy + col] for the columns of those panels below n; bias may be NULL (n floats);
-   * accumulate != 0 adds to y (y is then read: y = (sum + bias) + y). */
-  void (*gemm)(float *y, size_t ldy, const void *x, int m, const void *w, int p0, int p1, int n, int k,
-               const float *bias, int accumulate);
+  /* m rows (packed, row_bytes apart) times panels p0..p1-1 of a packed matrix with n columns in
+   * all. y[i*ldy + col] for the columns of those panels below n; bias may be NULL (n floats);
+   * accumulate != 0 adds to y (y is then read: y = (sum + bias) + y). A row that held a value which
+   * is not finite gives NaN or infinities, and only that row. */
+  void (*gemm)(float *y, size_t ldy, const void *x, int m, const void *w, int p0, int p1, int n,
+               int k, const float *bias, int accumulate);
 } mr_gemm_ops;
 
-/* ------------------------------------------------------------------ attention over paged keys and values
- * A KV page holds MR_KV_BLOCK consecutive tokens of one sequence for all layers. Inside a page each layer has, for
- * each kv head, one K part then one V part; the layout inside a part belongs to the table (kv_store writes it,
- * attention reads it), its size does not: MR_KV_BLOCK * head_dim elements.
+/* ------------------------------------------------------------------ attention over paged KV */
+/* A KV page holds MR_KV_BLOCK consecutive tokens of one sequence for all layers. Inside a page each
+ * layer has, for each kv head, one K part then one V part; the layout inside a part belongs to the
+ * table (kv_store writes it, attention reads it), its size does not: MR_KV_BLOCK * head_dim
+ * elements.
  */
 #define MR_KV_BLOCK 32
 
-typedef enum mr_kv_type { MR_KV_F32, MR_KV_F16, MR_KV_BF16, MR_KV_INT8, MR_KV_Q4, MR_KV_FP8, MR_KV_TYPES } mr_kv_type;
+typedef enum mr_kv_type {
+  MR_KV_F32,
+  MR_KV_F16,
+  MR_KV_BF16,
+  MR_KV_INT8,
+  MR_KV_Q4,
+  MR_KV_FP8,
+  MR_KV_TYPES
+} mr_kv_type;
 
-/* bytes of the K or the V part of one head and layer in one page (scales included), a multiple of 64 */
+/* bytes of the K or the V part of one head and layer in one page (scales included), a multiple of
+ * 64; 0: no table knows this type yet (INT8, Q4, FP8) */
 size_t mr_kv_part_bytes(mr_kv_type type, int head_dim);
 
 typedef struct mr_attn {
-  const float *q;          /* [n_q, n_heads, head_dim], q_ld floats between tokens; rope already applied */
+  const float *q; /* [n_q, n_heads, head_dim], q_ld floats between tokens; rope already applied */
   size_t q_ld;
-  float *out;              /* [n_q, n_heads, head_dim], out_ld floats between tokens */
+  float *out; /* [n_q, n_heads, head_dim], out_ld floats between tokens */
   size_t out_ld;
-  int n_q;                 /* consecutive new tokens of one sequence */
-  int pos0;                /* position of the first of them; their own K and V are already stored */
+  int n_q;  /* consecutive new tokens of one sequence */
+  int pos0; /* position of the first of them; their own K and V are already stored */
   int n_heads, n_kv_heads, head_dim;
   mr_kv_type type;
-  const uint8_t *const *pages; /* block table: page i holds positions 32i .. 32i+31; NULL where a window lets none read */
-  size_t layer_offset;     /* of this layer inside a page; head h has K at layer_offset + 2*h*part, V one part on */
-  float scale;             /* on q·k */
-  float softcap;           /* 0: none; else cap*tanh(s/cap) after scale */
-  int window;              /* 0: all; else a key is seen when 0 <= pos_q - pos_k < window */
-  int chunk;               /* 0: none; else keys of the same chunk (pos / chunk) only */
-  const float *slopes;     /* ALiBi slope for each head, or NULL; adds slope * (pos_k - pos_q) */
-  const float *sinks;      /* one extra logit for each head, or NULL */
+  const uint8_t *const *pages; /* block table: page i holds positions 32i .. 32i+31; NULL where a
+                                  window lets none read */
+  size_t layer_offset; /* of this layer inside a page; head h has K at layer_offset + 2*h*part, V
+                          one part on */
+  float scale;         /* on q·k */
+  float softcap;       /* 0: none; else cap*tanh(s/cap) after scale */
+  int window;          /* 0: all; else a key is seen when 0 <= pos_q - pos_k < window */
+  int chunk;           /* 0: none; else keys of the same chunk (pos / chunk) only */
+  const float *slopes; /* ALiBi slope for each head, or NULL; adds slope * (pos_k - pos_q) */
+  const float *sinks;  /* one extra logit for each head, or NULL */
 } mr_attn;
 
 /* ------------------------------------------------------------------ the table */
-typedef enum mr_act { MR_ACT_SILU, MR_ACT_GELU, MR_ACT_GELU_TANH, MR_ACT_RELU, MR_ACT_RELU2, MR_ACT_QUICK_GELU } mr_act;
+typedef enum mr_act {
+  MR_ACT_SILU,
+  MR_ACT_GELU,
+  MR_ACT_GELU_TANH,
+  MR_ACT_RELU,
+  MR_ACT_RELU2,
+  MR_ACT_QUICK_GELU
+} mr_act;
 
 typedef struct mr_kernels {
   const char *name; /* "ref", "avx2", "avx512" */
 
   mr_gemm_ops gemm[MR_SCHEMES];
 
-  /* y[n] = x[n] / rms(x) * w[n]; w may be NULL (ones). y may be x. Sum of squares in float32, fixed order. */
+  /* y[n] = x[n] / rms(x) * w[n]; w may be NULL (ones). y may be x. Sum of squares in float32, fixed
+   * order. */
   void (*rmsnorm)(float *y, const float *x, const float *w, int n, float eps);
   /* y[n] = (x - mean) / sqrt(var + eps) * w + b; w, b may be NULL. y may be x. */
   void (*layernorm)(float *y, const float *x, const float *w, const float *b, int n, float eps);
-  /* rotates pairs of one head: n_rot values (even) of x in place; cos_sin holds n_rot/2 cosines then n_rot/2 sines.
-   * interleaved: pairs (2i, 2i+1); else (i, i + n_rot/2). */
+  /* rotates pairs of one head: n_rot values (even) of x in place; cos_sin holds n_rot/2 cosines
+   * then n_rot/2 sines. interleaved: pairs (2i, 2i+1); else (i, i + n_rot/2). */
   void (*rope)(float *x, const float *cos_sin, int n_rot, int interleaved);
   /* y[n] = act(gate[n]) * up[n]; up NULL: act(gate). y may be gate or up. */
   void (*gate)(float *y, const float *gate, const float *up, int n, mr_act act);
@@ -101,12 +124,14 @@ typedef struct mr_kernels {
   void (*softcap)(float *x, float cap, int n);
 
   /* writes K and V of one token and head (head_dim floats each) to slot (0..31) of its parts */
-  void (*kv_store)(uint8_t *k_part, uint8_t *v_part, const float *k, const float *v, int head_dim, int slot,
-                   mr_kv_type type);
-  /* attention for query heads of kv head `kv_head`, tokens q0..q1-1 of a. scratch: mr_attn_scratch(...) bytes, 64-aligned */
+  void (*kv_store)(uint8_t *k_part, uint8_t *v_part, const float *k, const float *v, int head_dim,
+                   int slot, mr_kv_type type);
+  /* attention for query heads of kv head `kv_head`, tokens q0..q1-1 of a: reads keys and values up
+   * to position pos0 + q1 - 1. scratch: mr_attn_scratch(...) bytes, 64-aligned */
   void (*attention)(const mr_attn *a, int kv_head, int q0, int q1, void *scratch);
 
-  /* index of the largest value, the lowest on ties; *bad = 1 if any value is NaN or +-inf... (-inf is allowed) */
+  /* index of the largest value, the lowest on ties; *bad = 1 if a value is NaN or +infinity (the
+   * index is then in range, no more) */
   int (*argmax)(const float *x, int n, int *bad);
   /* max and ln(sum(exp(x - max))) + max: returns logsumexp; fixed order */
   double (*logsumexp)(const float *x, int n);
@@ -118,7 +143,8 @@ size_t mr_attn_scratch(int n_heads, int n_kv_heads, int head_dim);
 
 const mr_kernels *mr_kernels_ref(void);
 const mr_kernels *mr_kernels_get(const char *name); /* NULL: unknown, or this CPU cannot run it */
-/* The best table that this CPU runs, or the one that MILLRACE_ISA names; NULL if that one cannot run. */
+/* The best table that this CPU runs, or the one that MILLRACE_ISA names; NULL if that one cannot
+ * run. */
 const mr_kernels *mr_kernels_best(void);
 /* Names of the tables this CPU runs, best last, NULL at the end. */
 const char *const *mr_kernels_names(void);

@@ -29,8 +29,10 @@ static double maddubs(long loops) {
 
 double mr_peak_int8(const mr_kernels *k, long loops) {
 #if defined(__x86_64__)
-  if (strcmp(k->name, "avx512") == 0) return vnni(loops);
-  if (strcmp(k->name, "avx2") == 0) return maddubs(loops);
+  if (strcmp(k->name, "avx512") == 0)
+    return vnni(loops);
+  if (strcmp(k->name, "avx2") == 0)
+    return maddubs(loops);
 #endif
   (void)k, (void)loops;
   return 0.0;

@@ -8,7 +8,8 @@
 
 /* Runs `loops` rounds of independent int8 multiply-adds with the instructions of this table (VNNI;
  * on AVX2 maddubs, madd, add); returns the operations done, a multiply-add as two. 0: the table has
- * none. The caller takes the time. Matrix tiles (AMX) are not counted: a GEMM on them may pass it. */
+ * none. The caller takes the time. Matrix tiles (AMX) are not counted: a GEMM on them may pass it.
+ */
 double mr_peak_int8(const mr_kernels *k, long loops);
 
 #endif

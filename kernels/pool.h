@@ -1,11 +1,13 @@
 /* pool.h: a team of threads that runs one function over a range of work items, over and over.
  *
  *     mr_pool *p = mr_pool_new(threads, pin, &failed);
- *     mr_pool_run(p, fn, ctx, n_items);      calls fn(ctx, item, worker) for each item in 0..n-1, then returns
+ *     mr_pool_run(p, fn, ctx, n_items);      calls fn(ctx, item, worker) for each item in 0..n-1,
+ * then returns
  *
- * The caller is worker 0 and takes part. Items are handed out in order by an atomic counter, so uneven items
- * balance. Workers wait by spinning for some microseconds and then on a futex: no cycles are burnt between
- * steps. Results must not depend on which worker ran an item. Not reentrant; one caller at a time.
+ * The caller is worker 0 and takes part. Items are handed out in order by an atomic counter, so
+ * uneven items balance. Workers wait by spinning for some microseconds and then on a futex: no
+ * cycles are burnt between steps. Results must not depend on which worker ran an item. Not
+ * reentrant; one caller at a time.
  */
 #ifndef MR_KERNELS_POOL_H
 #define MR_KERNELS_POOL_H
@@ -15,7 +17,8 @@
 typedef struct mr_pool mr_pool;
 typedef void (*mr_pool_fn)(void *ctx, int item, int worker);
 
-mr_pool *mr_pool_new(int threads, int pin); /* NULL: threads could not be had. pin: bind worker i to CPU i */
+mr_pool *mr_pool_new(int threads, int pin); /* NULL: threads could not be had. pin: bind worker i to
+                                               CPU i */
 void mr_pool_free(mr_pool *p);
 int mr_pool_threads(const mr_pool *p);
 void mr_pool_run(mr_pool *p, mr_pool_fn fn, void *ctx, int n_items);

@@ -22,11 +22,17 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #define INLINE static inline __attribute__((always_inline))
 
-static int groups_of(int k) { return (k + GROUP - 1) / GROUP; }
+static int groups_of(int k) {
+  return (k + GROUP - 1) / GROUP;
+}
 
-static size_t panel_bytes(int k) { return (size_t)groups_of(k) * GROUP_BYTES; }
+static size_t panel_bytes(int k) {
+  return (size_t)groups_of(k) * GROUP_BYTES;
+}
 
-static size_t row_bytes(int k) { return ((size_t)groups_of(k) * (GROUP + 4) + 63) / 64 * 64; }
+static size_t row_bytes(int k) {
+  return ((size_t)groups_of(k) * (GROUP + 4) + 63) / 64 * 64;
+}
 
 /* ------------------------------------------------------------------ packing */
 /* Group g of a row: signs, zeros past k, Hadamard transform over 64 values: first across the eight
@@ -46,7 +52,8 @@ INLINE void rotate(__m256 v[8], const float *x, int k, int g) {
     v[j] = _mm256_xor_ps(_mm256_maskload_ps(x + g * GROUP + j * 8, in), flip);
   }
   UNROLL for (int h = 1; h < 8; h *= 2) UNROLL for (int j = 0; j < 8; j++) {
-    if (j & h) continue;
+    if (j & h)
+      continue;
     __m256 a = v[j], b = v[j + h];
     v[j] = _mm256_add_ps(a, b);
     v[j + h] = _mm256_sub_ps(a, b);
@@ -63,11 +70,11 @@ INLINE void rotate(__m256 v[8], const float *x, int k, int g) {
 static uint32_t largest(const __m256 v[8]) {
   __m256i m = _mm256_setzero_si256();
   uint32_t lanes[8], most = 0;
-  UNROLL for (int j = 0; j < 8; j++)
-    m = _mm256_max_epu32(m, _mm256_and_si256(_mm256_castps_si256(v[j]),
-                                             _mm256_set1_epi32(0x7fffffff)));
+  UNROLL for (int j = 0; j < 8; j++) m = _mm256_max_epu32(
+      m, _mm256_and_si256(_mm256_castps_si256(v[j]), _mm256_set1_epi32(0x7fffffff)));
   _mm256_storeu_si256((__m256i *)(void *)lanes, m);
-  for (int j = 0; j < 8; j++) most = lanes[j] > most ? lanes[j] : most;
+  for (int j = 0; j < 8; j++)
+    most = lanes[j] > most ? lanes[j] : most;
   return most;
 }
 
@@ -111,7 +118,8 @@ static void pack_panel(void *dst, const float *w, size_t ld, int cols, int k) {
       __m256 v[8];
       rotate(v, w + (size_t)c * ld, k, g);
       scales[c] = quantize(q, v) / 64.0f; /* both rotations grow sums by 64 */
-      for (int i = 0; i < GROUP; i += 4) memcpy(group + i * NR + c * 4, q + i, 4);
+      for (int i = 0; i < GROUP; i += 4)
+        memcpy(group + i * NR + c * 4, q + i, 4);
     }
   }
 }
@@ -132,8 +140,10 @@ static void finish(const i8_gemm *g, int row, int j, __m256 v) {
   __m256i in = _mm256_cmpgt_epi32(_mm256_set1_epi32(g->cols - 8 * j),
                                   _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
   float *y = g->y + (size_t)row * g->ldy + 8 * j;
-  if (g->bias != NULL) v = _mm256_add_ps(v, _mm256_maskload_ps(g->bias + 8 * j, in));
-  if (g->accumulate) v = _mm256_add_ps(v, _mm256_maskload_ps(y, in));
+  if (g->bias != NULL)
+    v = _mm256_add_ps(v, _mm256_maskload_ps(g->bias + 8 * j, in));
+  if (g->accumulate)
+    v = _mm256_add_ps(v, _mm256_maskload_ps(y, in));
   _mm256_maskstore_ps(y, in, v);
 }
 
@@ -154,12 +164,13 @@ INLINE void group_sums(__m256i sum[][2], const int8_t *x, size_t stride, const i
                        int cold) {
   UNROLL for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] = _mm256_setzero_si256();
   for (int s = 0; s < GROUP / 4; s++) {
-    if (cold) _mm_prefetch((const char *)w + s * NR * 4 + PREFETCH_AHEAD, _MM_HINT_T0);
+    if (cold)
+      _mm_prefetch((const char *)w + s * NR * 4 + PREFETCH_AHEAD, _MM_HINT_T0);
     UNROLL for (int j = 0; j < 2; j++) {
       __m256i b = _mm256_load_si256((const __m256i *)(const void *)(w + s * NR * 4 + j * 32));
       __m256i u = _mm256_abs_epi8(b);
-      UNROLL for (int i = 0; i < rows; i++)
-        sum[i][j] = dot4(sum[i][j], u, b, broadcast4(x + (size_t)i * stride + s * 4));
+      UNROLL for (int i = 0; i < rows; i++) sum[i][j] =
+          dot4(sum[i][j], u, b, broadcast4(x + (size_t)i * stride + s * 4));
     }
   }
 }
@@ -179,18 +190,30 @@ INLINE void tile(const i8_gemm *g, int i0, int rows, int cold) {
       y[i][j] = _mm256_fmadd_ps(t, a, y[i][j]);
     }
   }
-  UNROLL for (int i = 0; i < rows; i++)
-    UNROLL for (int j = 0; j < 2; j++) finish(g, i0 + i, j, y[i][j]);
+  UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < 2; j++)
+      finish(g, i0 + i, j, y[i][j]);
 }
 
 static void any_tile(const i8_gemm *g, int i0, int rows, int cold) {
   switch (rows * 2 + cold) {
-  case 2: tile(g, i0, 1, 0); break;
-  case 3: tile(g, i0, 1, 1); break;
-  case 4: tile(g, i0, 2, 0); break;
-  case 5: tile(g, i0, 2, 1); break;
-  case 6: tile(g, i0, 3, 0); break;
-  default: tile(g, i0, 3, 1); break;
+  case 2:
+    tile(g, i0, 1, 0);
+    break;
+  case 3:
+    tile(g, i0, 1, 1);
+    break;
+  case 4:
+    tile(g, i0, 2, 0);
+    break;
+  case 5:
+    tile(g, i0, 2, 1);
+    break;
+  case 6:
+    tile(g, i0, 3, 0);
+    break;
+  default:
+    tile(g, i0, 3, 1);
+    break;
   }
 }
 
@@ -199,9 +222,15 @@ static void gemm(float *y, size_t ldy, const void *x, int m, const void *w, int 
   int tiles = (m + TILE_ROWS - 1) / TILE_ROWS;
   for (int p = p0; p < p1; p++) {
     int col = p * NR;
-    const i8_gemm g = {y + col, ldy, x, row_bytes(k), (const int8_t *)w + (size_t)p * panel_bytes(k),
-                       groups_of(k), n - col < NR ? n - col : NR,
-                       bias != NULL ? bias + col : NULL, accumulate};
+    const i8_gemm g = {y + col,
+                       ldy,
+                       x,
+                       row_bytes(k),
+                       (const int8_t *)w + (size_t)p * panel_bytes(k),
+                       groups_of(k),
+                       n - col < NR ? n - col : NR,
+                       bias != NULL ? bias + col : NULL,
+                       accumulate};
     for (int t = 0; t < tiles; t++) {
       int i0 = (int)((int64_t)m * t / tiles), i1 = (int)((int64_t)m * (t + 1) / tiles);
       any_tile(&g, i0, i1 - i0, t == 0);

@@ -1,5 +1,5 @@
-/* avx512.c: the AVX-512 table (F, BW, DQ, VL, VNNI): the shared vector kernels on 16 lanes, and its own int8 GEMM.
- * See kernels.h. */
+/* avx512.c: the AVX-512 table (F, BW, DQ, VL, VNNI): the shared vector kernels on 16 lanes, and its
+ * own int8 GEMM. See kernels.h. */
 #include "kernels/avx512/avx512.h"
 
 #include "kernels/simd/vec512.h"

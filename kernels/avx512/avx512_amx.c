@@ -50,8 +50,10 @@ typedef struct row_tile {
 
 int mr_i8_amx_usable(void) {
   unsigned a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
-  if ((d >> 24 & 1) == 0 || (d >> 25 & 1) == 0) return 0; /* AMX-TILE, AMX-INT8 */
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d))
+    return 0;
+  if ((d >> 24 & 1) == 0 || (d >> 25 & 1) == 0)
+    return 0; /* AMX-TILE, AMX-INT8 */
   return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
 
@@ -89,11 +91,11 @@ INLINE void transpose(__m512i r[16]) {
 static void gather(int32_t *to, const int8_t *words, size_t stride, int rows, int groups) {
   __m512i r[16];
   __mmask16 in = groups >= 16 ? 0xffff : (__mmask16)((1u << groups) - 1);
-  UNROLL for (int i = 0; i < 16; i++)
-    r[i] = _mm512_maskz_loadu_epi32(i < rows ? in : 0, words + (size_t)(i < rows ? i : 0) * stride);
+  UNROLL for (int i = 0; i < 16; i++) r[i] =
+      _mm512_maskz_loadu_epi32(i < rows ? in : 0, words + (size_t)(i < rows ? i : 0) * stride);
   transpose(r);
-  UNROLL for (int q = 0; q < 16; q++)
-    if (q < groups) _mm512_store_si512(to + q * (int)(sizeof(row_group) / 4), r[q]);
+  UNROLL for (int q = 0; q < 16; q++) if (q < groups)
+      _mm512_store_si512(to + q * (int)(sizeof(row_group) / 4), r[q]);
 }
 
 static void gather_rows(row_tile *t, const i8_gemm *g) {
@@ -124,9 +126,10 @@ INLINE void prefetch_group(const uint8_t *p) {
 /* Loads rows and weights of group q into tiles a and b. */
 #define LOAD(q, a, b)                                                                              \
   do {                                                                                             \
-    if (r->cold) prefetch_group(w + (size_t)(q) * GROUP_BYTES + PREFETCH_AHEAD);                   \
-    TILE_LOAD(a, x + (size_t)(q) * GROUP, row_bytes);                                              \
-    TILE_LOAD(b, w + (size_t)(q) * GROUP_BYTES, 64);                                               \
+    if (r->cold)                                                                                   \
+      prefetch_group(w + (size_t)(q)*GROUP_BYTES + PREFETCH_AHEAD);                                \
+    TILE_LOAD(a, x + (size_t)(q)*GROUP, row_bytes);                                                \
+    TILE_LOAD(b, w + (size_t)(q)*GROUP_BYTES, 64);                                                 \
   } while (0)
 
 #define START(c, a, b)                                                                             \
@@ -136,15 +139,17 @@ INLINE void prefetch_group(const uint8_t *p) {
   } while (0)
 
 /* Stores the sums of group q, starts those of q + 2, and scales those of q - 1, stored before. The
- * loads come first: behind a store of unfinished sums, a load whose address has the same low 12 bits
- * would wait for it. Past the last group, products of old tiles are started and never used. */
+ * loads come first: behind a store of unfinished sums, a load whose address has the same low 12
+ * bits would wait for it. Past the last group, products of old tiles are started and never used. */
 #define STEP(q, c, a, b)                                                                           \
   do {                                                                                             \
-    if ((q) + 2 < groups) LOAD((q) + 2, a, b);                                                     \
-    if ((q) < groups) TILE_STORE(c, sums[(q) & 1]);                                                \
+    if ((q) + 2 < groups)                                                                          \
+      LOAD((q) + 2, a, b);                                                                         \
+    if ((q) < groups)                                                                              \
+      TILE_STORE(c, sums[(q)&1]);                                                                  \
     START(c, a, b);                                                                                \
-    scale_add(y, sums[((q) - 1) & 1], rows,                                                        \
-              i8_weight_scales(w + (size_t)((q) - 1) * GROUP_BYTES), &r->groups[(q) - 1]);         \
+    scale_add(y, sums[((q)-1) & 1], rows, i8_weight_scales(w + (size_t)((q)-1) * GROUP_BYTES),     \
+              &r->groups[(q)-1]);                                                                  \
   } while (0)
 
 INLINE void half_tile(const i8_gemm *g, const row_tile *r, int rows, int h) {
@@ -157,25 +162,45 @@ INLINE void half_tile(const i8_gemm *g, const row_tile *r, int rows, int h) {
   UNROLL for (int i = 0; i < rows; i++) y[i] = _mm512_setzero_ps();
   LOAD(0, 4, 5);
   START(0, 4, 5);
-  if (groups > 1) LOAD(1, 6, 7);
+  if (groups > 1)
+    LOAD(1, 6, 7);
   START(1, 6, 7);
-  if (groups > 2) LOAD(2, 4, 5);
+  if (groups > 2)
+    LOAD(2, 4, 5);
   TILE_STORE(0, sums[0]);
   START(0, 4, 5);
   for (int q = 1; q <= groups; q += 2) {
     STEP(q, 1, 6, 7);
-    if (q < groups) STEP(q + 1, 0, 4, 5);
+    if (q < groups)
+      STEP(q + 1, 0, 4, 5);
   }
-  UNROLL for (int i = 0; i < rows; i++)
-    if (i >= r->skip) i8_finish(g, r->i0 + i, h, y[i]);
+  UNROLL for (int i = 0; i < rows; i++) if (i >= r->skip) i8_finish(g, r->i0 + i, h, y[i]);
 }
 
 static void any_half(const i8_gemm *g, const row_tile *r, int h) {
-#define CASE(R) case R: half_tile(g, r, R, h); break
+#define CASE(R)                                                                                    \
+  case R:                                                                                          \
+    half_tile(g, r, R, h);                                                                         \
+    break
   switch (r->rows) {
-    CASE(1); CASE(2); CASE(3); CASE(4); CASE(5); CASE(6); CASE(7); CASE(8); CASE(9); CASE(10);
-    CASE(11); CASE(12); CASE(13); CASE(14); CASE(15);
-  default: half_tile(g, r, 16, h); break;
+    CASE(1);
+    CASE(2);
+    CASE(3);
+    CASE(4);
+    CASE(5);
+    CASE(6);
+    CASE(7);
+    CASE(8);
+    CASE(9);
+    CASE(10);
+    CASE(11);
+    CASE(12);
+    CASE(13);
+    CASE(14);
+    CASE(15);
+  default:
+    half_tile(g, r, 16, h);
+    break;
   }
 #undef CASE
 }
@@ -196,7 +221,8 @@ void mr_i8_amx_gemm(const i8_gemm *g) {
       t.cold = i == 0;
       t.x = g->x + (size_t)t.i0 * g->row_bytes;
       gather_rows(&t, g);
-      for (int h = h0; h < h1 && h < h0 + block; h++) any_half(g, &t, h);
+      for (int h = h0; h < h1 && h < h0 + block; h++)
+        any_half(g, &t, h);
     }
   __asm__ volatile("tilerelease" ::);
 }

@@ -1,4 +1,5 @@
-/* avx512_i8.c: the int8 GEMM with VNNI: packing and the register tiles. Layouts and arithmetic: avx512_i8.h. */
+/* avx512_i8.c: the int8 GEMM with VNNI: packing and the register tiles. Layouts and arithmetic:
+ * avx512_i8.h. */
 #include "kernels/avx512/avx512_i8.h"
 
 #include <math.h>
@@ -11,14 +12,21 @@
 #define PREFETCH_AHEAD (4 * GROUP_BYTES)
 #define AMX_MIN_ROWS 5
 
-static int groups_of(int k) { return (k + GROUP - 1) / GROUP; }
+static int groups_of(int k) {
+  return (k + GROUP - 1) / GROUP;
+}
 
-static size_t panel_bytes(int k) { return (size_t)groups_of(k) * 2 * GROUP_BYTES; }
+static size_t panel_bytes(int k) {
+  return (size_t)groups_of(k) * 2 * GROUP_BYTES;
+}
 
-static size_t row_bytes(int k) { return ((size_t)groups_of(k) * (GROUP + 8) + 63) / 64 * 64; }
+static size_t row_bytes(int k) {
+  return ((size_t)groups_of(k) * (GROUP + 8) + 63) / 64 * 64;
+}
 
 /* ------------------------------------------------------------------ packing */
-/* v + partner * 1, lanes whose bit is set in `minus` get partner - v: one step of the transform in a vector */
+/* v + partner * 1, lanes whose bit is set in `minus` get partner - v: one step of the transform in
+ * a vector */
 #define BUTTERFLY(v, partner, minus)                                                               \
   _mm512_add_ps(partner, _mm512_mask_sub_ps(v, minus, _mm512_setzero_ps(), v))
 
@@ -46,18 +54,21 @@ INLINE void rotate(__m512 v[4], const float *x, int k, int g) {
 static inline uint32_t largest(const __m512 v[4]) {
   const __m512i abs = _mm512_set1_epi32(0x7fffffff);
   __m512i m = _mm512_setzero_si512();
-  UNROLL for (int j = 0; j < 4; j++)
-    m = _mm512_max_epu32(m, _mm512_and_si512(_mm512_castps_si512(v[j]), abs));
+  UNROLL for (int j = 0; j < 4; j++) m =
+      _mm512_max_epu32(m, _mm512_and_si512(_mm512_castps_si512(v[j]), abs));
   return _mm512_reduce_max_epu32(m);
 }
 
-/* The scale of a group with this largest magnitude and its inverse: 0 for zeros, NaN where not finite. */
+/* The scale of a group with this largest magnitude and its inverse: 0 for zeros, NaN where not
+ * finite. */
 static inline float scale_of(uint32_t bits, float *inverse) {
   float amax;
   memcpy(&amax, &bits, sizeof amax);
   *inverse = 0.0f;
-  if (bits >= 0x7f800000u) return NAN;
-  if (amax < MR_I8_TINY) return 0.0f;
+  if (bits >= 0x7f800000u)
+    return NAN;
+  if (amax < MR_I8_TINY)
+    return 0.0f;
   *inverse = 127.0f / amax;
   return amax / 127.0f;
 }
@@ -88,7 +99,8 @@ static void pack_row(void *dst, const float *x, int k) {
   }
 }
 
-/* Down to 22 significant bits, so that MAGIC times it is exact; 1/64: both rotations grow sums by 64. */
+/* Down to 22 significant bits, so that MAGIC times it is exact; 1/64: both rotations grow sums
+ * by 64. */
 static float weight_scale(float s) {
   uint32_t bits;
   memcpy(&bits, &s, sizeof bits);
@@ -132,7 +144,8 @@ static inline int32_t load4(const int8_t *p) {
   return v;
 }
 
-/* rows x panel p of y; `rows` and `cold` (the panel comes from memory: prefetch it) are constants */
+/* rows x panel p of y; `rows` and `cold` (the panel comes from memory: prefetch it) are constants
+ */
 INLINE void tile(const i8_gemm *g, int i0, int p, int rows, int cold) {
   const int8_t *x = g->x + (size_t)i0 * g->row_bytes;
   const float *sa = i8_scales(x, g->groups);
@@ -143,8 +156,8 @@ INLINE void tile(const i8_gemm *g, int i0, int p, int rows, int cold) {
   UNROLL for (int i = 0; i < rows; i++) y[i][0] = y[i][1] = _mm512_setzero_ps();
   for (int q = 0; q < g->groups; q++, w[0] += GROUP_BYTES, w[1] += GROUP_BYTES) {
     __m512i sum[TILE_ROWS][2];
-    UNROLL for (int i = 0; i < rows; i++)
-      sum[i][0] = sum[i][1] = _mm512_set1_epi32(start[(size_t)i * step + (size_t)q]);
+    UNROLL for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] =
+        _mm512_set1_epi32(start[(size_t)i * step + (size_t)q]);
     for (int s = 0; s < GROUP / 4; s++) {
       __m512i w0 = _mm512_load_si512(w[0] + s * 64), w1 = _mm512_load_si512(w[1] + s * 64);
       if (cold) {
@@ -166,24 +179,48 @@ INLINE void tile(const i8_gemm *g, int i0, int p, int rows, int cold) {
       }
     }
   }
-  UNROLL for (int i = 0; i < rows; i++)
-    UNROLL for (int j = 0; j < 2; j++) i8_finish(g, i0 + i, 2 * p + j, y[i][j]);
+  UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < 2; j++)
+      i8_finish(g, i0 + i, 2 * p + j, y[i][j]);
 }
 
 static void any_tile(const i8_gemm *g, int i0, int p, int rows, int cold) {
   switch (rows * 2 + cold) {
-  case 2: tile(g, i0, p, 1, 0); break;
-  case 3: tile(g, i0, p, 1, 1); break;
-  case 4: tile(g, i0, p, 2, 0); break;
-  case 5: tile(g, i0, p, 2, 1); break;
-  case 6: tile(g, i0, p, 3, 0); break;
-  case 7: tile(g, i0, p, 3, 1); break;
-  case 8: tile(g, i0, p, 4, 0); break;
-  case 9: tile(g, i0, p, 4, 1); break;
-  case 10: tile(g, i0, p, 5, 0); break;
-  case 11: tile(g, i0, p, 5, 1); break;
-  case 12: tile(g, i0, p, 6, 0); break;
-  default: tile(g, i0, p, 6, 1); break;
+  case 2:
+    tile(g, i0, p, 1, 0);
+    break;
+  case 3:
+    tile(g, i0, p, 1, 1);
+    break;
+  case 4:
+    tile(g, i0, p, 2, 0);
+    break;
+  case 5:
+    tile(g, i0, p, 2, 1);
+    break;
+  case 6:
+    tile(g, i0, p, 3, 0);
+    break;
+  case 7:
+    tile(g, i0, p, 3, 1);
+    break;
+  case 8:
+    tile(g, i0, p, 4, 0);
+    break;
+  case 9:
+    tile(g, i0, p, 4, 1);
+    break;
+  case 10:
+    tile(g, i0, p, 5, 0);
+    break;
+  case 11:
+    tile(g, i0, p, 5, 1);
+    break;
+  case 12:
+    tile(g, i0, p, 6, 0);
+    break;
+  default:
+    tile(g, i0, p, 6, 1);
+    break;
   }
 }
 
@@ -201,8 +238,10 @@ static int amx; /* set once, with the table */
 static void gemm(float *y, size_t ldy, const void *x, int m, const void *w, int p0, int p1, int n,
                  int k, const float *bias, int accumulate) {
   const i8_gemm g = {y, ldy, x, row_bytes(k), m, groups_of(k), w, p0, p1, n, bias, accumulate};
-  if (amx && m >= AMX_MIN_ROWS && g.groups <= I8_AMX_GROUPS) mr_i8_amx_gemm(&g);
-  else vnni_gemm(&g);
+  if (amx && m >= AMX_MIN_ROWS && g.groups <= I8_AMX_GROUPS)
+    mr_i8_amx_gemm(&g);
+  else
+    vnni_gemm(&g);
 }
 
 void mr_k_fill_avx512_i8(mr_kernels *k) {

@@ -62,8 +62,10 @@ INLINE void i8_finish(const i8_gemm *g, int row, int h, __m512 v) {
   int col = h * HALF, left = g->n - col;
   __mmask16 mask = left >= 16 ? 0xffff : left <= 0 ? 0 : (__mmask16)((1u << left) - 1);
   float *y = g->y + (size_t)row * g->ldy + col;
-  if (g->bias != NULL) v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, g->bias + col));
-  if (g->accumulate) v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, y));
+  if (g->bias != NULL)
+    v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, g->bias + col));
+  if (g->accumulate)
+    v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, y));
   _mm512_mask_storeu_ps(y, mask, v);
 }
 

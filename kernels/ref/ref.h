@@ -5,11 +5,12 @@
 #include "kernels/kernels.h"
 
 #define MR_I8_GROUP 64
-/* Groups whose largest value is below this are stored as zeros: their inverse scale would overflow. */
+/* Groups whose largest value is below this are stored as zeros: their inverse scale would overflow.
+ */
 #define MR_I8_TINY 1e-36f
 
-/* Signs of the 64 values of one group along K before the Hadamard transform: bit i set: negate value i.
- * Both sides of a GEMM use the same (splitmix64, Steele, Lea, Flood 2014). */
+/* Signs of the 64 values of one group along K before the Hadamard transform: bit i set: negate
+ * value i. Both sides of a GEMM use the same (splitmix64, Steele, Lea, Flood 2014). */
 static inline uint64_t mr_i8_signs(int group) {
   uint64_t z = ((uint64_t)group + 1) * 0x9e3779b97f4a7c15u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;

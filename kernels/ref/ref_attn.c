@@ -1,7 +1,8 @@
-/* ref_attn.c: storing keys and values, and attention, in plain C. K and V parts are [32][head_dim]. See kernels.h.
+/* ref_attn.c: storing keys and values, and attention, in plain C. K and V parts are [32][head_dim].
+ * See kernels.h.
  *
- * One query row at a time: blocks of 32 keys in order, with a running maximum and sum (online softmax, Milakov and
- * Gimelshein 2018).
+ * One query row at a time: blocks of 32 keys in order, with a running maximum and sum (online
+ * softmax, Milakov and Gimelshein 2018).
  */
 #include <math.h>
 #include <string.h>
@@ -14,15 +15,20 @@
 static void store(uint8_t *part, const float *x, int dim, int slot, mr_kv_type type) {
   for (int d = 0; d < dim; d++) {
     size_t at = (size_t)slot * (size_t)dim + (size_t)d;
-    if (type == MR_KV_F32) ((float *)(void *)part)[at] = x[d];
-    if (type == MR_KV_F16) ((uint16_t *)(void *)part)[at] = mr_f32_to_f16(x[d]);
-    if (type == MR_KV_BF16) ((uint16_t *)(void *)part)[at] = mr_f32_to_bf16(x[d]);
+    if (type == MR_KV_F32)
+      ((float *)(void *)part)[at] = x[d];
+    if (type == MR_KV_F16)
+      ((uint16_t *)(void *)part)[at] = mr_f32_to_f16(x[d]);
+    if (type == MR_KV_BF16)
+      ((uint16_t *)(void *)part)[at] = mr_f32_to_bf16(x[d]);
   }
 }
 
 static float load(const uint8_t *part, size_t at, mr_kv_type type) {
-  if (type == MR_KV_F16) return mr_f16_to_f32(((const uint16_t *)(const void *)part)[at]);
-  if (type == MR_KV_BF16) return mr_bf16_to_f32(((const uint16_t *)(const void *)part)[at]);
+  if (type == MR_KV_F16)
+    return mr_f16_to_f32(((const uint16_t *)(const void *)part)[at]);
+  if (type == MR_KV_BF16)
+    return mr_bf16_to_f32(((const uint16_t *)(const void *)part)[at]);
   return ((const float *)(const void *)part)[at];
 }
 
@@ -38,12 +44,16 @@ static float score(const mr_attn *a, int head, const float *q, const uint8_t *k_
   for (int d = 0; d < a->head_dim; d++)
     dot += q[d] * load(k_part, (size_t)slot * (size_t)a->head_dim + (size_t)d, a->type);
   float s = dot * a->scale;
-  if (a->softcap > 0.0f) s = a->softcap * tanhf(s / a->softcap);
-  if (a->slopes != NULL) s -= a->slopes[head] * (float)distance;
+  if (a->softcap > 0.0f)
+    s = a->softcap * tanhf(s / a->softcap);
+  if (a->slopes != NULL)
+    s -= a->slopes[head] * (float)distance;
   return s;
 }
 
-typedef struct softmax { float max, sum; } softmax;
+typedef struct softmax {
+  float max, sum;
+} softmax;
 
 /* Adds keys k0..k1-1 of the block at k_part to one row. */
 static void add_block(const mr_attn *a, int head, int pos, const float *q, float *out,
@@ -53,30 +63,36 @@ static void add_block(const mr_attn *a, int head, int pos, const float *q, float
   int base = k0 / BLOCK * BLOCK;
   for (int j = k0; j < k1; j++) {
     s[j - base] = score(a, head, q, k_part, j - base, pos - j);
-    if (s[j - base] > max) max = s[j - base];
+    if (s[j - base] > max)
+      max = s[j - base];
   }
   float shrink = expf(row->max - max);
   row->sum *= shrink;
   row->max = max;
-  for (int d = 0; d < a->head_dim; d++) out[d] *= shrink;
+  for (int d = 0; d < a->head_dim; d++)
+    out[d] *= shrink;
   for (int j = k0; j < k1; j++) {
     float p = expf(s[j - base] - max);
     size_t at = (size_t)(j - base) * (size_t)a->head_dim;
     row->sum += p;
-    for (int d = 0; d < a->head_dim; d++) out[d] += p * load(v_part, at + (size_t)d, a->type);
+    for (int d = 0; d < a->head_dim; d++)
+      out[d] += p * load(v_part, at + (size_t)d, a->type);
   }
 }
 
 static void attend(const mr_attn *a, int kv_head, int head, int t) {
   int pos = a->pos0 + t, first = 0;
-  if (a->window > 0 && pos - a->window + 1 > first) first = pos - a->window + 1;
-  if (a->chunk > 0 && pos / a->chunk * a->chunk > first) first = pos / a->chunk * a->chunk;
+  if (a->window > 0 && pos - a->window + 1 > first)
+    first = pos - a->window + 1;
+  if (a->chunk > 0 && pos / a->chunk * a->chunk > first)
+    first = pos / a->chunk * a->chunk;
   size_t at = (size_t)head * (size_t)a->head_dim;
   size_t part = mr_kv_part_bytes(a->type, a->head_dim);
   const float *q = a->q + (size_t)t * a->q_ld + at;
   float *out = a->out + (size_t)t * a->out_ld + at;
   softmax row = {-INFINITY, 0.0f};
-  if (a->sinks != NULL) row = (softmax){a->sinks[head], 1.0f};
+  if (a->sinks != NULL)
+    row = (softmax){a->sinks[head], 1.0f};
   memset(out, 0, (size_t)a->head_dim * sizeof(float));
   for (int b = first / BLOCK; b <= pos / BLOCK; b++) {
     int k0 = b * BLOCK < first ? first : b * BLOCK;
@@ -84,14 +100,16 @@ static void attend(const mr_attn *a, int kv_head, int head, int t) {
     add_block(a, head, pos, q, out, a->pages[b] + a->layer_offset + 2 * (size_t)kv_head * part, k0,
               k1, &row);
   }
-  for (int d = 0; d < a->head_dim; d++) out[d] /= row.sum;
+  for (int d = 0; d < a->head_dim; d++)
+    out[d] /= row.sum;
 }
 
 static void attention(const mr_attn *a, int kv_head, int q0, int q1, void *scratch) {
   (void)scratch;
   int group = a->n_heads / a->n_kv_heads;
   for (int t = q0; t < q1; t++)
-    for (int h = kv_head * group; h < (kv_head + 1) * group; h++) attend(a, kv_head, h, t);
+    for (int h = kv_head * group; h < (kv_head + 1) * group; h++)
+      attend(a, kv_head, h, t);
 }
 
 void mr_k_fill_ref_attn(mr_kernels *k) {

@@ -5,16 +5,20 @@
 
 static void rmsnorm(float *y, const float *x, const float *w, int n, float eps) {
   float sum = 0.0f;
-  for (int i = 0; i < n; i++) sum += x[i] * x[i];
+  for (int i = 0; i < n; i++)
+    sum += x[i] * x[i];
   float r = 1.0f / sqrtf(sum / (float)n + eps);
-  for (int i = 0; i < n; i++) y[i] = x[i] * r * (w != NULL ? w[i] : 1.0f);
+  for (int i = 0; i < n; i++)
+    y[i] = x[i] * r * (w != NULL ? w[i] : 1.0f);
 }
 
 static void layernorm(float *y, const float *x, const float *w, const float *b, int n, float eps) {
   float mean = 0.0f, var = 0.0f;
-  for (int i = 0; i < n; i++) mean += x[i];
+  for (int i = 0; i < n; i++)
+    mean += x[i];
   mean /= (float)n;
-  for (int i = 0; i < n; i++) var += (x[i] - mean) * (x[i] - mean);
+  for (int i = 0; i < n; i++)
+    var += (x[i] - mean) * (x[i] - mean);
   float r = 1.0f / sqrtf(var / (float)n + eps);
   for (int i = 0; i < n; i++)
     y[i] = (x[i] - mean) * r * (w != NULL ? w[i] : 1.0f) + (b != NULL ? b[i] : 0.0f);
@@ -33,13 +37,18 @@ static void rope(float *x, const float *cos_sin, int n_rot, int interleaved) {
 
 static float activate(float x, mr_act act) {
   switch (act) {
-  case MR_ACT_SILU: return x / (1.0f + expf(-x));
-  case MR_ACT_GELU: return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+  case MR_ACT_SILU:
+    return x / (1.0f + expf(-x));
+  case MR_ACT_GELU:
+    return 0.5f * x * (1.0f + erff(x * 0.70710678f));
   case MR_ACT_GELU_TANH:
     return 0.5f * x * (1.0f + tanhf(0.79788456f * x * (1.0f + 0.044715f * x * x)));
-  case MR_ACT_RELU: return x > 0.0f ? x : 0.0f * x;
-  case MR_ACT_RELU2: return x > 0.0f ? x * x : 0.0f * x;
-  case MR_ACT_QUICK_GELU: return x / (1.0f + expf(-1.702f * x));
+  case MR_ACT_RELU:
+    return x > 0.0f ? x : 0.0f * x;
+  case MR_ACT_RELU2:
+    return x > 0.0f ? x * x : 0.0f * x;
+  case MR_ACT_QUICK_GELU:
+    return x / (1.0f + expf(-1.702f * x));
   }
   return x;
 }
@@ -52,23 +61,28 @@ static void gate(float *y, const float *g, const float *up, int n, mr_act act) {
 }
 
 static void axpy(float *y, const float *x, float s, int n) {
-  for (int i = 0; i < n; i++) y[i] += x[i] * s;
+  for (int i = 0; i < n; i++)
+    y[i] += x[i] * s;
 }
 
 static void scale(float *x, float s, int n) {
-  for (int i = 0; i < n; i++) x[i] *= s;
+  for (int i = 0; i < n; i++)
+    x[i] *= s;
 }
 
 static void softcap(float *x, float cap, int n) {
-  for (int i = 0; i < n; i++) x[i] = cap * tanhf(x[i] / cap);
+  for (int i = 0; i < n; i++)
+    x[i] = cap * tanhf(x[i] / cap);
 }
 
 static int argmax(const float *x, int n, int *bad) {
   int best = 0;
   *bad = 0;
   for (int i = 0; i < n; i++) {
-    if (isnan(x[i]) || x[i] == INFINITY) *bad = 1;
-    if (x[i] > x[best]) best = i;
+    if (isnan(x[i]) || x[i] == INFINITY)
+      *bad = 1;
+    if (x[i] > x[best])
+      best = i;
   }
   return best;
 }
@@ -76,8 +90,10 @@ static int argmax(const float *x, int n, int *bad) {
 static double logsumexp(const float *x, int n) {
   double sum = 0.0;
   float max = -INFINITY;
-  for (int i = 0; i < n; i++) max = x[i] > max ? x[i] : max;
-  for (int i = 0; i < n; i++) sum += (double)expf(x[i] - max);
+  for (int i = 0; i < n; i++)
+    max = x[i] > max ? x[i] : max;
+  for (int i = 0; i < n; i++)
+    sum += (double)expf(x[i] - max);
   return (double)max + log(sum);
 }
 

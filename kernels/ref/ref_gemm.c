@@ -1,7 +1,8 @@
 /* ref_gemm.c: the GEMM in plain C: what every other table is measured against. See kernels.h.
  *
- * Layouts: F32 and BF16 panels are [k][NR]; I8 panels are, for each group of 64 along K, int8 [NR][64], then the
- * scales float [NR]. An I8 row is int8 [K padded], then the scales float [groups].
+ * Layouts: F32 and BF16 panels are [k][NR]; I8 panels are, for each group of 64 along K, int8
+ * [NR][64], then the scales float [NR]. An I8 row is int8 [K padded], then the scales float
+ * [groups].
  */
 #include <math.h>
 #include <string.h>
@@ -12,25 +13,35 @@
 #define NR 8
 #define GROUP MR_I8_GROUP
 
-static size_t round64(size_t n) { return (n + 63) / 64 * 64; }
+static size_t round64(size_t n) {
+  return (n + 63) / 64 * 64;
+}
 
-static int groups_of(int k) { return (k + GROUP - 1) / GROUP; }
+static int groups_of(int k) {
+  return (k + GROUP - 1) / GROUP;
+}
 
 static void finish(float *y, float sum, const float *bias, int col, int accumulate) {
-  if (bias != NULL) sum += bias[col];
+  if (bias != NULL)
+    sum += bias[col];
   *y = accumulate ? sum + *y : sum;
 }
 
 /* ------------------------------------------------------------------ float32 */
-static size_t f32_panel_bytes(int k) { return round64((size_t)k * NR * sizeof(float)); }
+static size_t f32_panel_bytes(int k) {
+  return round64((size_t)k * NR * sizeof(float));
+}
 
-static size_t f32_row_bytes(int k) { return round64((size_t)k * sizeof(float)); }
+static size_t f32_row_bytes(int k) {
+  return round64((size_t)k * sizeof(float));
+}
 
 static void f32_pack_panel(void *dst, const float *w, size_t ld, int cols, int k) {
   float *d = dst;
   memset(dst, 0, f32_panel_bytes(k));
   for (int i = 0; i < k; i++)
-    for (int c = 0; c < cols; c++) d[i * NR + c] = w[(size_t)c * ld + (size_t)i];
+    for (int c = 0; c < cols; c++)
+      d[i * NR + c] = w[(size_t)c * ld + (size_t)i];
 }
 
 static void f32_pack_row(void *dst, const float *x, int k) {
@@ -46,7 +57,8 @@ static void f32_gemm(float *y, size_t ldy, const void *x, int m, const void *w, 
       const float *a = (const float *)((const char *)x + (size_t)i * f32_row_bytes(k));
       float sum[NR] = {0};
       for (int j = 0; j < k; j++)
-        for (int c = 0; c < NR; c++) sum[c] += a[j] * b[(size_t)j * NR + (size_t)c];
+        for (int c = 0; c < NR; c++)
+          sum[c] += a[j] * b[(size_t)j * NR + (size_t)c];
       for (int c = 0; c < NR && p * NR + c < n; c++)
         finish(&y[(size_t)i * ldy + (size_t)(p * NR + c)], sum[c], bias, p * NR + c, accumulate);
     }
@@ -54,21 +66,27 @@ static void f32_gemm(float *y, size_t ldy, const void *x, int m, const void *w, 
 }
 
 /* ------------------------------------------------------------------ bfloat16 */
-static size_t bf16_panel_bytes(int k) { return round64((size_t)k * NR * sizeof(uint16_t)); }
+static size_t bf16_panel_bytes(int k) {
+  return round64((size_t)k * NR * sizeof(uint16_t));
+}
 
-static size_t bf16_row_bytes(int k) { return round64((size_t)k * sizeof(uint16_t)); }
+static size_t bf16_row_bytes(int k) {
+  return round64((size_t)k * sizeof(uint16_t));
+}
 
 static void bf16_pack_panel(void *dst, const float *w, size_t ld, int cols, int k) {
   uint16_t *d = dst;
   memset(dst, 0, bf16_panel_bytes(k));
   for (int i = 0; i < k; i++)
-    for (int c = 0; c < cols; c++) d[i * NR + c] = mr_f32_to_bf16(w[(size_t)c * ld + (size_t)i]);
+    for (int c = 0; c < cols; c++)
+      d[i * NR + c] = mr_f32_to_bf16(w[(size_t)c * ld + (size_t)i]);
 }
 
 static void bf16_pack_row(void *dst, const float *x, int k) {
   uint16_t *d = dst;
   memset(dst, 0, bf16_row_bytes(k));
-  for (int i = 0; i < k; i++) d[i] = mr_f32_to_bf16(x[i]);
+  for (int i = 0; i < k; i++)
+    d[i] = mr_f32_to_bf16(x[i]);
 }
 
 static void bf16_gemm(float *y, size_t ldy, const void *x, int m, const void *w, int p0, int p1,
@@ -87,14 +105,18 @@ static void bf16_gemm(float *y, size_t ldy, const void *x, int m, const void *w,
   }
 }
 
-/* ------------------------------------------------------------------ int8 by 64 with a Hadamard transform */
+/* ------------------------------------------------------------------ int8 by 64 with a Hadamard
+ * transform */
 static size_t i8_panel_bytes(int k) {
   return round64((size_t)groups_of(k) * NR * (GROUP + sizeof(float)));
 }
 
-static size_t i8_row_bytes(int k) { return round64((size_t)groups_of(k) * (GROUP + sizeof(float))); }
+static size_t i8_row_bytes(int k) {
+  return round64((size_t)groups_of(k) * (GROUP + sizeof(float)));
+}
 
-/* Group g of x (k values in all): signs, padding with zeros, Hadamard transform (norm grows by 8). */
+/* Group g of x (k values in all): signs, padding with zeros, Hadamard transform (norm grows by 8).
+ */
 static void rotate(float v[GROUP], const float *x, int k, int g) {
   uint64_t signs = mr_i8_signs(g);
   for (int i = 0; i < GROUP; i++) {
@@ -123,7 +145,8 @@ static float quantize(int8_t *q, const float v[GROUP]) {
     return bad ? NAN : 0.0f;
   }
   float inv = 127.0f / amax;
-  for (int i = 0; i < GROUP; i++) q[i] = (int8_t)lrintf(v[i] * inv);
+  for (int i = 0; i < GROUP; i++)
+    q[i] = (int8_t)lrintf(v[i] * inv);
   return amax / 127.0f;
 }
 
@@ -158,7 +181,8 @@ static float i8_dot(const int8_t *a, const int8_t *panel, int c, int groups) {
     const int8_t *b = panel + (size_t)g * NR * (GROUP + sizeof(float));
     float sw = ((const float *)(const void *)(b + NR * GROUP))[c];
     int32_t dot = 0;
-    for (int i = 0; i < GROUP; i++) dot += a[g * GROUP + i] * b[c * GROUP + i];
+    for (int i = 0; i < GROUP; i++)
+      dot += a[g * GROUP + i] * b[c * GROUP + i];
     sum += (float)dot * sw * sa[g];
   }
   return sum;
@@ -180,8 +204,8 @@ static void i8_gemm(float *y, size_t ldy, const void *x, int m, const void *w, i
 void mr_k_fill_ref_gemm(mr_kernels *k) {
   k->gemm[MR_SCHEME_F32] =
       (mr_gemm_ops){NR, f32_panel_bytes, f32_row_bytes, f32_pack_panel, f32_pack_row, f32_gemm};
-  k->gemm[MR_SCHEME_BF16] =
-      (mr_gemm_ops){NR, bf16_panel_bytes, bf16_row_bytes, bf16_pack_panel, bf16_pack_row, bf16_gemm};
+  k->gemm[MR_SCHEME_BF16] = (mr_gemm_ops){
+      NR, bf16_panel_bytes, bf16_row_bytes, bf16_pack_panel, bf16_pack_row, bf16_gemm};
   k->gemm[MR_SCHEME_I8] =
       (mr_gemm_ops){NR, i8_panel_bytes, i8_row_bytes, i8_pack_panel, i8_pack_row, i8_gemm};
 }

@@ -1,10 +1,11 @@
 /* attn.h: paged attention on vectors, after a vec*.h; see kernels.h.
  *
- * A K part is transposed, [head_dim][32], so that lanes are keys; a V part is [32][head_dim]. All query heads of one
- * kv head and all tokens of a tile (its rows: token by token, head by head) meet a block of 32 keys while it is in
- * cache: scores = q K; a running maximum and sum for each row (online softmax, Milakov and Gimelshein 2018); then
- * out = out * shrink + p V. Blocks go up from position 0. A row meets exactly the blocks that hold a key it sees, so
- * what it computes does not depend on the rows beside it: a masked key has p = 0, which changes no sum.
+ * A K part is transposed, [head_dim][32], so that lanes are keys; a V part is [32][head_dim]. All
+ * query heads of one kv head and all tokens of a tile (its rows: token by token, head by head) meet
+ * a block of 32 keys while it is in cache: scores = q K; a running maximum and sum for each row
+ * (online softmax, Milakov and Gimelshein 2018); then out = out * shrink + p V. Blocks go up from
+ * position 0. A row meets exactly the blocks that hold a key it sees, so what it computes does not
+ * depend on the rows beside it: a masked key has p = 0, which changes no sum.
  */
 #ifndef MR_KERNELS_SIMD_ATTN_H
 #define MR_KERNELS_SIMD_ATTN_H
@@ -17,15 +18,16 @@
 
 #define BLOCK MR_KV_BLOCK
 
-typedef struct attn_work { /* pointers into the caller's scratch; rows = tokens of the tile * heads of the group */
+typedef struct attn_work { /* pointers into the caller's scratch; rows = tokens of the tile * heads
+                              of the group */
   const mr_attn *a;
   int kv_head, group, q0, rows;
-  size_t dim;      /* head_dim rounded up to 16: distance of rows in q and out */
-  float *q, *out;  /* [rows, dim] */
-  float *s;        /* [rows, 32]: scores, then p */
-  float *sum;      /* [rows, 16]: lane sums of p */
+  size_t dim;          /* head_dim rounded up to 16: distance of rows in q and out */
+  float *q, *out;      /* [rows, dim] */
+  float *s;            /* [rows, 32]: scores, then p */
+  float *sum;          /* [rows, 16]: lane sums of p */
   float *max, *shrink; /* [rows] */
-  float *kf, *vf;  /* one block as float32: [head_dim][32], [32][head_dim] */
+  float *kf, *vf;      /* one block as float32: [head_dim][32], [32][head_dim] */
 } attn_work;
 
 typedef struct attn_tile { /* c = (shrink ? c * shrink : 0) + a b */
@@ -44,16 +46,19 @@ V_INLINE void attn_rows(const attn_tile *t, int rows, int nv, mr_kv_type type, i
   float *c = t->c + col;
   UNROLL for (int i = 0; i < rows; i++) {
     acc[i][0] = acc[i][1] = vzero();
-    if (t->shrink == NULL) continue;
+    if (t->shrink == NULL)
+      continue;
     vf s = vset1(t->shrink[i]);
     acc[i][0] = vmul(vload(c + (size_t)i * t->ldc), s);
-    if (nv == 2) acc[i][1] = vmul(vload(c + (size_t)i * t->ldc + VL), s);
+    if (nv == 2)
+      acc[i][1] = vmul(vload(c + (size_t)i * t->ldc + VL), s);
   }
   const char *b = (const char *)t->b + (size_t)col * (type == MR_KV_F32 ? 4 : 2);
   tile_sum(acc, rows, nv, type, t->a, t->lda, b, t->ldb, t->k, cols);
   UNROLL for (int i = 0; i < rows; i++) {
     vstore(c + (size_t)i * t->ldc, acc[i][0]);
-    if (nv == 2) vstore(c + (size_t)i * t->ldc + VL, acc[i][1]);
+    if (nv == 2)
+      vstore(c + (size_t)i * t->ldc + VL, acc[i][1]);
   }
 }
 
@@ -85,25 +90,33 @@ static void attn_product(attn_tile t, int r0, int r1, int n, mr_kv_type type) {
     int next = r0 + (r1 - r0) * (i + 1) / tiles;
     t.a = all.a + (size_t)r * all.lda;
     t.c = all.c + (size_t)r * all.ldc;
-    if (all.shrink != NULL) t.shrink = all.shrink + r;
-    if (type == MR_KV_F16) attn_tile_f16(&t, next - r, n);
-    else if (type == MR_KV_BF16) attn_tile_bf16(&t, next - r, n);
-    else attn_tile_f32(&t, next - r, n);
+    if (all.shrink != NULL)
+      t.shrink = all.shrink + r;
+    if (type == MR_KV_F16)
+      attn_tile_f16(&t, next - r, n);
+    else if (type == MR_KV_BF16)
+      attn_tile_bf16(&t, next - r, n);
+    else
+      attn_tile_f32(&t, next - r, n);
     r = next;
   }
 }
 
 static void attn_to_f32(float *dst, const void *src, int n, mr_kv_type type) {
   int i = 0;
-  for (; i + VL <= n; i += VL) vstore(dst + i, tile_load(src, (size_t)i, type, VL));
-  if (i < n) vstore_n(dst + i, tile_load(src, (size_t)i, type, n - i), n - i);
+  for (; i + VL <= n; i += VL)
+    vstore(dst + i, tile_load(src, (size_t)i, type, VL));
+  if (i < n)
+    vstore_n(dst + i, tile_load(src, (size_t)i, type, n - i), n - i);
 }
 
 /* First key that the token at pos sees. */
 static int attn_first(const mr_attn *a, int pos) {
   int first = 0;
-  if (a->window > 0 && pos - a->window + 1 > first) first = pos - a->window + 1;
-  if (a->chunk > 0 && pos - pos % a->chunk > first) first = pos - pos % a->chunk;
+  if (a->window > 0 && pos - a->window + 1 > first)
+    first = pos - a->window + 1;
+  if (a->chunk > 0 && pos - pos % a->chunk > first)
+    first = pos - pos % a->chunk;
   return first;
 }
 
@@ -120,7 +133,8 @@ V_INLINE float attn_scores(const mr_attn *a, float *s, int pos, int first, int h
     }
     if (a->slopes != NULL)
       v = vfma(vset1(a->slopes[head]), vadd(lane, vset1((float)(base - pos))), v);
-    if (!all) v = vselect_lt(lane, hi, vselect_lt(lane, lo, none, v), none);
+    if (!all)
+      v = vselect_lt(lane, hi, vselect_lt(lane, lo, none, v), none);
     vstore(s + j, v);
     max = vmax(max, v);
   }
@@ -181,8 +195,8 @@ static void attn_block(const attn_work *w, int t0, int t1, int base, int keys, c
 static void attn_begin(attn_work *w, const mr_attn *a, int kv_head, int q0, int q1, float *f) {
   int group = a->n_heads / a->n_kv_heads, dim = a->head_dim;
   size_t rows = (size_t)((q1 - q0) * group), wide = ((size_t)dim + 15) / 16 * 16;
-  *w = (attn_work){.a = a, .kv_head = kv_head, .group = group, .q0 = q0, .rows = (int)rows,
-                   .dim = wide};
+  *w = (attn_work){
+      .a = a, .kv_head = kv_head, .group = group, .q0 = q0, .rows = (int)rows, .dim = wide};
   w->q = f, f += rows * wide;
   w->out = f, f += rows * wide;
   w->s = f, f += rows * BLOCK;
@@ -219,7 +233,8 @@ static void attn_end(const attn_work *w) {
 }
 
 static void attn_prefetch(const uint8_t *page, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)page + i, _MM_HINT_T0);
+  for (size_t i = 0; i < bytes; i += 64)
+    _mm_prefetch((const char *)page + i, _MM_HINT_T0);
 }
 
 static void simd_attention(const mr_attn *a, int kv_head, int q0, int q1, void *scratch) {
@@ -227,14 +242,19 @@ static void simd_attention(const mr_attn *a, int kv_head, int q0, int q1, void *
   attn_begin(&w, a, kv_head, q0, q1, scratch);
   size_t part = mr_kv_part_bytes(a->type, a->head_dim);
   size_t at = a->layer_offset + 2 * (size_t)kv_head * part;
-  int last = (a->pos0 + q1 - 1) / BLOCK, from = q0; /* from: first token that sees the block or one after it */
+  int last = (a->pos0 + q1 - 1) / BLOCK, from = q0; /* from: first token that sees the block or one
+                                                       after it */
   for (int b = attn_first(a, a->pos0 + q0) / BLOCK, to = q0; b <= last; b++) {
     int base = b * BLOCK;
-    while (from < q1 && a->pos0 + from < base) from++;
-    while (to < q1 && attn_first(a, a->pos0 + to) < base + BLOCK) to++;
-    if (from >= to) continue;
+    while (from < q1 && a->pos0 + from < base)
+      from++;
+    while (to < q1 && attn_first(a, a->pos0 + to) < base + BLOCK)
+      to++;
+    if (from >= to)
+      continue;
     int keys = a->pos0 + to - base < BLOCK ? a->pos0 + to - base : BLOCK;
-    if (b < last && a->pages[b + 1] != NULL) attn_prefetch(a->pages[b + 1] + at, 2 * part);
+    if (b < last && a->pages[b + 1] != NULL)
+      attn_prefetch(a->pages[b + 1] + at, 2 * part);
     attn_block(&w, from - q0, to - q0, base, keys, a->pages[b] + at);
   }
   attn_end(&w);
@@ -247,13 +267,16 @@ static void simd_kv_store(uint8_t *k_part, uint8_t *v_part, const float *k, cons
     int n = head_dim - d < VL ? head_dim - d : VL;
     vf kd = vload_n(k + d, n), vd_ = vload_n(v + d, n);
     float ks[VL] = {0}, vs[VL] = {0};
-    if (type == MR_KV_F32) vstore(ks, kd), vstore(vs, vd_);
-    if (type == MR_KV_F16) vstore_f16((uint16_t *)(void *)ks, kd), vstore_f16((uint16_t *)(void *)vs, vd_);
-    if (type == MR_KV_BF16) vstore_bf16((uint16_t *)(void *)ks, kd), vstore_bf16((uint16_t *)(void *)vs, vd_);
+    if (type == MR_KV_F32)
+      vstore(ks, kd), vstore(vs, vd_);
+    if (type == MR_KV_F16)
+      vstore_f16((uint16_t *)(void *)ks, kd), vstore_f16((uint16_t *)(void *)vs, vd_);
+    if (type == MR_KV_BF16)
+      vstore_bf16((uint16_t *)(void *)ks, kd), vstore_bf16((uint16_t *)(void *)vs, vd_);
     memcpy(v_part + (row + (size_t)d) * size, vs, (size_t)n * size);
     for (int i = 0; i < n; i++) /* column `slot` of [head_dim][32] */
-      memcpy(k_part + ((size_t)(d + i) * BLOCK + (size_t)slot) * size, (char *)ks + (size_t)i * size,
-             size);
+      memcpy(k_part + ((size_t)(d + i) * BLOCK + (size_t)slot) * size,
+             (char *)ks + (size_t)i * size, size);
   }
 }
 

@@ -1,6 +1,8 @@
-/* elem.h: norms, rotary embedding, activations and reductions on vectors, after a vec*.h; see kernels.h.
+/* elem.h: norms, rotary embedding, activations and reductions on vectors, after a vec*.h; see
+ * kernels.h.
  *
- * Reductions run over VL lanes, element i in lane i % VL, then over the lanes: an order that depends on n alone.
+ * Reductions run over VL lanes, element i in lane i % VL, then over the lanes: an order that
+ * depends on n alone.
  */
 #ifndef MR_KERNELS_SIMD_ELEM_H
 #define MR_KERNELS_SIMD_ELEM_H
@@ -10,11 +12,14 @@
 #include "kernels/kernels.h"
 #include "kernels/simd/math.h"
 
-V_INLINE int v_count(int n, int i) { return n - i < VL ? n - i : VL; }
+V_INLINE int v_count(int n, int i) {
+  return n - i < VL ? n - i : VL;
+}
 
 static float sum_of(const float *x, int n) {
   vf sum = vzero();
-  for (int i = 0; i < n; i += VL) sum = vadd(sum, vload_n(x + i, v_count(n, i)));
+  for (int i = 0; i < n; i += VL)
+    sum = vadd(sum, vload_n(x + i, v_count(n, i)));
   return vreduce_add(sum);
 }
 
@@ -40,7 +45,8 @@ static void simd_rmsnorm(float *y, const float *x, const float *w, int n, float 
   for (int i = 0; i < n; i += VL) {
     int c = v_count(n, i);
     vf v = vmul(vload_n(x + i, c), r);
-    if (w != NULL) v = vmul(v, vload_n(w + i, c));
+    if (w != NULL)
+      v = vmul(v, vload_n(w + i, c));
     vstore_n(y + i, v, c);
   }
 }
@@ -52,8 +58,10 @@ static void simd_layernorm(float *y, const float *x, const float *w, const float
   for (int i = 0; i < n; i += VL) {
     int c = v_count(n, i);
     vf v = vmul(vsub(vload_n(x + i, c), m), r);
-    if (w != NULL) v = vmul(v, vload_n(w + i, c));
-    if (b != NULL) v = vadd(v, vload_n(b + i, c));
+    if (w != NULL)
+      v = vmul(v, vload_n(w + i, c));
+    if (b != NULL)
+      v = vadd(v, vload_n(b + i, c));
     vstore_n(y + i, v, c);
   }
 }
@@ -83,15 +91,20 @@ static void simd_rope(float *x, const float *cos_sin, int n_rot, int interleaved
 V_INLINE vf vact(vf x, mr_act act) {
   vf zero = vzero();
   switch (act) {
-  case MR_ACT_SILU: return vmul(x, vsigmoid(x));
-  case MR_ACT_GELU: return vmul(x, vphi(x));
+  case MR_ACT_SILU:
+    return vmul(x, vsigmoid(x));
+  case MR_ACT_GELU:
+    return vmul(x, vphi(x));
   case MR_ACT_GELU_TANH: { /* 0.5 (1 + tanh u) = sigmoid(2u), without the cancellation */
     vf u = vmul(x, vfma(vmul(x, x), vset1(0.0713548162f), vset1(1.59576912f)));
     return vmul(x, vsigmoid(u));
   }
-  case MR_ACT_RELU: return vselect_lt(x, zero, zero, x);
-  case MR_ACT_RELU2: return vselect_lt(x, zero, zero, vmul(x, x));
-  case MR_ACT_QUICK_GELU: return vmul(x, vsigmoid(vmul(x, vset1(1.702f))));
+  case MR_ACT_RELU:
+    return vselect_lt(x, zero, zero, x);
+  case MR_ACT_RELU2:
+    return vselect_lt(x, zero, zero, vmul(x, x));
+  case MR_ACT_QUICK_GELU:
+    return vmul(x, vsigmoid(vmul(x, vset1(1.702f))));
   }
   return x;
 }
@@ -100,19 +113,32 @@ V_INLINE void gate_of(float *y, const float *g, const float *up, int n, mr_act a
   for (int i = 0; i < n; i += VL) {
     int c = v_count(n, i);
     vf v = vact(vload_n(g + i, c), act);
-    if (up != NULL) v = vmul(v, vload_n(up + i, c));
+    if (up != NULL)
+      v = vmul(v, vload_n(up + i, c));
     vstore_n(y + i, v, c);
   }
 }
 
 static void simd_gate(float *y, const float *g, const float *up, int n, mr_act act) {
   switch (act) { /* one loop for each, so that none tests inside */
-  case MR_ACT_SILU: gate_of(y, g, up, n, MR_ACT_SILU); break;
-  case MR_ACT_GELU: gate_of(y, g, up, n, MR_ACT_GELU); break;
-  case MR_ACT_GELU_TANH: gate_of(y, g, up, n, MR_ACT_GELU_TANH); break;
-  case MR_ACT_RELU: gate_of(y, g, up, n, MR_ACT_RELU); break;
-  case MR_ACT_RELU2: gate_of(y, g, up, n, MR_ACT_RELU2); break;
-  case MR_ACT_QUICK_GELU: gate_of(y, g, up, n, MR_ACT_QUICK_GELU); break;
+  case MR_ACT_SILU:
+    gate_of(y, g, up, n, MR_ACT_SILU);
+    break;
+  case MR_ACT_GELU:
+    gate_of(y, g, up, n, MR_ACT_GELU);
+    break;
+  case MR_ACT_GELU_TANH:
+    gate_of(y, g, up, n, MR_ACT_GELU_TANH);
+    break;
+  case MR_ACT_RELU:
+    gate_of(y, g, up, n, MR_ACT_RELU);
+    break;
+  case MR_ACT_RELU2:
+    gate_of(y, g, up, n, MR_ACT_RELU2);
+    break;
+  case MR_ACT_QUICK_GELU:
+    gate_of(y, g, up, n, MR_ACT_QUICK_GELU);
+    break;
   }
 }
 
@@ -151,21 +177,26 @@ static float max_of(const float *x, int n, int *bad) {
   float m = vreduce_max(max);
   *bad = found != 0;
   for (; i < n; i++) {
-    if (isnan(x[i]) || x[i] == INFINITY) *bad = 1;
-    if (x[i] > m) m = x[i];
+    if (isnan(x[i]) || x[i] == INFINITY)
+      *bad = 1;
+    if (x[i] > m)
+      m = x[i];
   }
   return m;
 }
 
 static int simd_argmax(const float *x, int n, int *bad) {
   float max = max_of(x, n, bad);
-  if (*bad) return 0;
+  if (*bad)
+    return 0;
   int i = 0;
   for (vf m = vset1(max); i + VL <= n; i += VL) {
     uint32_t hit = veq(vload(x + i), m);
-    if (hit != 0) return i + __builtin_ctz(hit);
+    if (hit != 0)
+      return i + __builtin_ctz(hit);
   }
-  while (i < n - 1 && x[i] != max) i++;
+  while (i < n - 1 && x[i] != max)
+    i++;
   return i;
 }
 
@@ -174,7 +205,8 @@ static double simd_logsumexp(const float *x, int n) {
   float max = max_of(x, n, &bad);
   vf m = vset1(max);
   vd sum[2] = {vzero_f64(), vzero_f64()};
-  for (; i + VL <= n; i += VL) vaccumulate_f64(sum, vexp(vsub(vload(x + i), m)));
+  for (; i + VL <= n; i += VL)
+    vaccumulate_f64(sum, vexp(vsub(vload(x + i), m)));
   if (i < n) {
     float last[VL] = {0};
     vstore_n(last, vexp(vsub(vload_n(x + i, n - i), m)), n - i);

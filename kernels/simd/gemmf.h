@@ -1,6 +1,7 @@
 /* gemmf.h: the float GEMMs on vectors, after a vec*.h; see kernels.h.
  *
- * Panels are [k][TILE_COLS], float32 or bfloat16; rows are float32, rounded to bfloat16 in that scheme.
+ * Panels are [k][TILE_COLS], float32 or bfloat16; rows are float32, rounded to bfloat16 in that
+ * scheme.
  */
 #ifndef MR_KERNELS_SIMD_GEMMF_H
 #define MR_KERNELS_SIMD_GEMMF_H
@@ -14,11 +15,11 @@
 typedef struct fgemm { /* one panel */
   float *y;            /* [rows, NR], ldy apart */
   size_t ldy;
-  const float *x;      /* [rows, k], ldx apart */
+  const float *x; /* [rows, k], ldx apart */
   size_t ldx;
   const void *panel;
-  int k, cols;         /* cols: 1..NR that y has */
-  const float *bias;   /* of this panel's columns, or NULL */
+  int k, cols;       /* cols: 1..NR that y has */
+  const float *bias; /* of this panel's columns, or NULL */
   int accumulate;
 } fgemm;
 
@@ -51,7 +52,9 @@ V_INLINE void fgemm_rows(const fgemm *g, int i0, int rows, mr_kv_type type) {
 FGEMM(f32, MR_KV_F32)
 FGEMM(bf16, MR_KV_BF16)
 
-static size_t simd_row_bytes(int k) { return ((size_t)k * sizeof(float) + 63) / 64 * 64; }
+static size_t simd_row_bytes(int k) {
+  return ((size_t)k * sizeof(float) + 63) / 64 * 64;
+}
 
 V_INLINE void fgemm_any(float *y, size_t ldy, const void *x, int m, const char *w, size_t bytes,
                         int p0, int p1, int n, int k, const float *bias, int accumulate,
@@ -59,8 +62,15 @@ V_INLINE void fgemm_any(float *y, size_t ldy, const void *x, int m, const char *
   int tiles = (m + TILE_ROWS - 1) / TILE_ROWS;
   for (int p = p0; p < p1; p++) {
     int col = p * NR;
-    fgemm g = {y + col, ldy, x, simd_row_bytes(k) / sizeof(float), w + (size_t)p * bytes, k,
-               n - col < NR ? n - col : NR, bias != NULL ? bias + col : NULL, accumulate};
+    fgemm g = {y + col,
+               ldy,
+               x,
+               simd_row_bytes(k) / sizeof(float),
+               w + (size_t)p * bytes,
+               k,
+               n - col < NR ? n - col : NR,
+               bias != NULL ? bias + col : NULL,
+               accumulate};
     for (int t = 0; t < tiles; t++) {
       int i0 = (int)((int64_t)m * t / tiles), i1 = (int)((int64_t)m * (t + 1) / tiles);
       tile(&g, i0, i1 - i0);
@@ -69,13 +79,16 @@ V_INLINE void fgemm_any(float *y, size_t ldy, const void *x, int m, const char *
 }
 
 /* ------------------------------------------------------------------ float32 */
-static size_t f32_panel_bytes(int k) { return (size_t)k * NR * sizeof(float); }
+static size_t f32_panel_bytes(int k) {
+  return (size_t)k * NR * sizeof(float);
+}
 
 static void f32_pack_panel(void *dst, const float *w, size_t ld, int cols, int k) {
   float *d = dst;
   memset(dst, 0, f32_panel_bytes(k));
   for (int i = 0; i < k; i++)
-    for (int c = 0; c < cols; c++) d[i * NR + c] = w[(size_t)c * ld + (size_t)i];
+    for (int c = 0; c < cols; c++)
+      d[i * NR + c] = w[(size_t)c * ld + (size_t)i];
 }
 
 static void f32_pack_row(void *dst, const float *x, int k) {
@@ -88,14 +101,17 @@ static void f32_gemm(float *y, size_t ldy, const void *x, int m, const void *w, 
 }
 
 /* ------------------------------------------------------------------ bfloat16 */
-static size_t bf16_panel_bytes(int k) { return ((size_t)k * NR * 2 + 63) / 64 * 64; }
+static size_t bf16_panel_bytes(int k) {
+  return ((size_t)k * NR * 2 + 63) / 64 * 64;
+}
 
 static void bf16_pack_panel(void *dst, const float *w, size_t ld, int cols, int k) {
   uint16_t *d = dst;
   memset(dst, 0, bf16_panel_bytes(k));
   for (int i = 0; i < k; i++) {
     float row[NR] = {0};
-    for (int c = 0; c < cols; c++) row[c] = w[(size_t)c * ld + (size_t)i];
+    for (int c = 0; c < cols; c++)
+      row[c] = w[(size_t)c * ld + (size_t)i];
     vstore_bf16(d + i * NR, vload(row));
     vstore_bf16(d + i * NR + VL, vload(row + VL));
   }
@@ -117,8 +133,8 @@ static void bf16_gemm(float *y, size_t ldy, const void *x, int m, const void *w,
 static void simd_fill_gemmf(mr_kernels *k) {
   k->gemm[MR_SCHEME_F32] =
       (mr_gemm_ops){NR, f32_panel_bytes, simd_row_bytes, f32_pack_panel, f32_pack_row, f32_gemm};
-  k->gemm[MR_SCHEME_BF16] = (mr_gemm_ops){NR,           bf16_panel_bytes, simd_row_bytes,
-                                          bf16_pack_panel, bf16_pack_row,    bf16_gemm};
+  k->gemm[MR_SCHEME_BF16] = (mr_gemm_ops){
+      NR, bf16_panel_bytes, simd_row_bytes, bf16_pack_panel, bf16_pack_row, bf16_gemm};
 }
 
 #undef NR

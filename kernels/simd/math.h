@@ -1,13 +1,13 @@
 /* math.h: exp, tanh and the normal distribution on vectors, after a vec*.h.
  *
- * The polynomials are interpolations at Chebyshev nodes, made for this file; relative errors below 2e-7 before
- * rounding. All take NaN to NaN.
+ * The polynomials are interpolations at Chebyshev nodes, made for this file; relative errors below
+ * 2e-7 before rounding. All take NaN to NaN.
  */
 #ifndef MR_KERNELS_SIMD_MATH_H
 #define MR_KERNELS_SIMD_MATH_H
 
-/* e^x: 2^n * e^r with |r| <= ln2/2; infinity above 88.8; 0 below -87.3, where a result that is not a
- * normal number would cost a microcode assist for every masked key. */
+/* e^x: 2^n * e^r with |r| <= ln2/2; infinity above 88.8; 0 below -87.3, where a result that is not
+ * a normal number would cost a microcode assist for every masked key. */
 V_INLINE vf vexp(vf x) {
   const vf least = vset1(-87.3f);
   vf all = x;

@@ -1,4 +1,5 @@
-/* vec256.h: vectors of 8 floats (AVX2, FMA, F16C) under the names of vec512.h, which says what they do. */
+/* vec256.h: vectors of 8 floats (AVX2, FMA, F16C) under the names of vec512.h, which says what they
+ * do. */
 #ifndef MR_KERNELS_SIMD_VEC_H
 #define MR_KERNELS_SIMD_VEC_H
 
@@ -17,24 +18,58 @@ V_INLINE __m256i v_first(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
-V_INLINE vf vload(const float *p) { return _mm256_loadu_ps(p); }
-V_INLINE vf vload_n(const float *p, int n) { return _mm256_maskload_ps(p, v_first(n)); }
-V_INLINE void vstore(float *p, vf v) { _mm256_storeu_ps(p, v); }
-V_INLINE void vstore_n(float *p, vf v, int n) { _mm256_maskstore_ps(p, v_first(n), v); }
-V_INLINE vf vset1(float x) { return _mm256_set1_ps(x); }
-V_INLINE vf vzero(void) { return _mm256_setzero_ps(); }
-V_INLINE vf viota(void) { return _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7); }
+V_INLINE vf vload(const float *p) {
+  return _mm256_loadu_ps(p);
+}
+V_INLINE vf vload_n(const float *p, int n) {
+  return _mm256_maskload_ps(p, v_first(n));
+}
+V_INLINE void vstore(float *p, vf v) {
+  _mm256_storeu_ps(p, v);
+}
+V_INLINE void vstore_n(float *p, vf v, int n) {
+  _mm256_maskstore_ps(p, v_first(n), v);
+}
+V_INLINE vf vset1(float x) {
+  return _mm256_set1_ps(x);
+}
+V_INLINE vf vzero(void) {
+  return _mm256_setzero_ps();
+}
+V_INLINE vf viota(void) {
+  return _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7);
+}
 
-V_INLINE vf vadd(vf a, vf b) { return _mm256_add_ps(a, b); }
-V_INLINE vf vsub(vf a, vf b) { return _mm256_sub_ps(a, b); }
-V_INLINE vf vmul(vf a, vf b) { return _mm256_mul_ps(a, b); }
-V_INLINE vf vdiv(vf a, vf b) { return _mm256_div_ps(a, b); }
-V_INLINE vf vmax(vf a, vf b) { return _mm256_max_ps(a, b); }
-V_INLINE vf vmin(vf a, vf b) { return _mm256_min_ps(a, b); }
-V_INLINE vf vfma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
-V_INLINE vf vfnma(vf a, vf b, vf c) { return _mm256_fnmadd_ps(a, b, c); }
-V_INLINE vf vabs(vf a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
-V_INLINE vf vround(vf a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+V_INLINE vf vadd(vf a, vf b) {
+  return _mm256_add_ps(a, b);
+}
+V_INLINE vf vsub(vf a, vf b) {
+  return _mm256_sub_ps(a, b);
+}
+V_INLINE vf vmul(vf a, vf b) {
+  return _mm256_mul_ps(a, b);
+}
+V_INLINE vf vdiv(vf a, vf b) {
+  return _mm256_div_ps(a, b);
+}
+V_INLINE vf vmax(vf a, vf b) {
+  return _mm256_max_ps(a, b);
+}
+V_INLINE vf vmin(vf a, vf b) {
+  return _mm256_min_ps(a, b);
+}
+V_INLINE vf vfma(vf a, vf b, vf c) {
+  return _mm256_fmadd_ps(a, b, c);
+}
+V_INLINE vf vfnma(vf a, vf b, vf c) {
+  return _mm256_fnmadd_ps(a, b, c);
+}
+V_INLINE vf vabs(vf a) {
+  return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
+}
+V_INLINE vf vround(vf a) {
+  return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 /* in two steps, as 2^n alone may be no normal number: |n| <= 252 */
 V_INLINE vf vscale2(vf a, vf n) {
   __m256i i = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(i, 1), one = _mm256_set1_epi32(127);
@@ -76,7 +111,9 @@ V_INLINE __m128i v_load_halves(const uint16_t *p, int n) {
 V_INLINE vf vload_f16(const uint16_t *p) {
   return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
 }
-V_INLINE vf vload_f16_n(const uint16_t *p, int n) { return _mm256_cvtph_ps(v_load_halves(p, n)); }
+V_INLINE vf vload_f16_n(const uint16_t *p, int n) {
+  return _mm256_cvtph_ps(v_load_halves(p, n));
+}
 V_INLINE void vstore_f16(uint16_t *p, vf v) {
   _mm_storeu_si128((__m128i *)(void *)p, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 }
@@ -86,7 +123,9 @@ V_INLINE vf v_bf16_to_f32(__m128i h) {
 V_INLINE vf vload_bf16(const uint16_t *p) {
   return v_bf16_to_f32(_mm_loadu_si128((const __m128i *)(const void *)p));
 }
-V_INLINE vf vload_bf16_n(const uint16_t *p, int n) { return v_bf16_to_f32(v_load_halves(p, n)); }
+V_INLINE vf vload_bf16_n(const uint16_t *p, int n) {
+  return v_bf16_to_f32(v_load_halves(p, n));
+}
 V_INLINE vf vround_bf16(vf a) {
   __m256i u = _mm256_castps_si256(a);
   __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
@@ -100,7 +139,9 @@ V_INLINE void vstore_bf16(uint16_t *p, vf v) {
   _mm_storeu_si128((__m128i *)(void *)p, h);
 }
 
-V_INLINE vd vzero_f64(void) { return _mm256_setzero_pd(); }
+V_INLINE vd vzero_f64(void) {
+  return _mm256_setzero_pd();
+}
 V_INLINE void vaccumulate_f64(vd acc[2], vf v) {
   acc[0] = _mm256_add_pd(acc[0], _mm256_cvtps_pd(_mm256_castps256_ps128(v)));
   acc[1] = _mm256_add_pd(acc[1], _mm256_cvtps_pd(_mm256_extractf128_ps(v, 1)));

@@ -1,8 +1,9 @@
-/* vec512.h: vectors of 16 floats for the shared vector kernels (elem.h, attn.h, gemmf.h) of this folder.
+/* vec512.h: vectors of 16 floats for the shared vector kernels (elem.h, attn.h, gemmf.h) of this
+ * folder.
  *
- * vec256.h gives the same names for 8 floats; an instruction set includes one of them, then the kernels. `_n`: the
- * first n lanes only (0 <= n <= VL): others load as zero and are not stored. vmax, vmin: the second operand where
- * one is NaN.
+ * vec256.h gives the same names for 8 floats; an instruction set includes one of them, then the
+ * kernels. `_n`: the first n lanes only (0 <= n <= VL): others load as zero and are not stored.
+ * vmax, vmin: the second operand where one is NaN.
  */
 #ifndef MR_KERNELS_SIMD_VEC_H
 #define MR_KERNELS_SIMD_VEC_H
@@ -16,42 +17,87 @@
 
 typedef __m512 vf;
 
-V_INLINE __mmask16 v_first(int n) { return (__mmask16)((1u << n) - 1); }
+V_INLINE __mmask16 v_first(int n) {
+  return (__mmask16)((1u << n) - 1);
+}
 
-V_INLINE vf vload(const float *p) { return _mm512_loadu_ps(p); }
-V_INLINE vf vload_n(const float *p, int n) { return _mm512_maskz_loadu_ps(v_first(n), p); }
-V_INLINE void vstore(float *p, vf v) { _mm512_storeu_ps(p, v); }
-V_INLINE void vstore_n(float *p, vf v, int n) { _mm512_mask_storeu_ps(p, v_first(n), v); }
-V_INLINE vf vset1(float x) { return _mm512_set1_ps(x); }
-V_INLINE vf vzero(void) { return _mm512_setzero_ps(); }
+V_INLINE vf vload(const float *p) {
+  return _mm512_loadu_ps(p);
+}
+V_INLINE vf vload_n(const float *p, int n) {
+  return _mm512_maskz_loadu_ps(v_first(n), p);
+}
+V_INLINE void vstore(float *p, vf v) {
+  _mm512_storeu_ps(p, v);
+}
+V_INLINE void vstore_n(float *p, vf v, int n) {
+  _mm512_mask_storeu_ps(p, v_first(n), v);
+}
+V_INLINE vf vset1(float x) {
+  return _mm512_set1_ps(x);
+}
+V_INLINE vf vzero(void) {
+  return _mm512_setzero_ps();
+}
 V_INLINE vf viota(void) {
   return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
 }
 
-V_INLINE vf vadd(vf a, vf b) { return _mm512_add_ps(a, b); }
-V_INLINE vf vsub(vf a, vf b) { return _mm512_sub_ps(a, b); }
-V_INLINE vf vmul(vf a, vf b) { return _mm512_mul_ps(a, b); }
-V_INLINE vf vdiv(vf a, vf b) { return _mm512_div_ps(a, b); }
-V_INLINE vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
-V_INLINE vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
-V_INLINE vf vfma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }   /* a*b + c */
-V_INLINE vf vfnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); } /* c - a*b */
-V_INLINE vf vabs(vf a) { return _mm512_abs_ps(a); }
-V_INLINE vf vround(vf a) { return _mm512_roundscale_ps(a, 8); }
-V_INLINE vf vscale2(vf a, vf n) { return _mm512_scalef_ps(a, n); } /* a * 2^n, n whole */
+V_INLINE vf vadd(vf a, vf b) {
+  return _mm512_add_ps(a, b);
+}
+V_INLINE vf vsub(vf a, vf b) {
+  return _mm512_sub_ps(a, b);
+}
+V_INLINE vf vmul(vf a, vf b) {
+  return _mm512_mul_ps(a, b);
+}
+V_INLINE vf vdiv(vf a, vf b) {
+  return _mm512_div_ps(a, b);
+}
+V_INLINE vf vmax(vf a, vf b) {
+  return _mm512_max_ps(a, b);
+}
+V_INLINE vf vmin(vf a, vf b) {
+  return _mm512_min_ps(a, b);
+}
+V_INLINE vf vfma(vf a, vf b, vf c) {
+  return _mm512_fmadd_ps(a, b, c);
+} /* a*b + c */
+V_INLINE vf vfnma(vf a, vf b, vf c) {
+  return _mm512_fnmadd_ps(a, b, c);
+} /* c - a*b */
+V_INLINE vf vabs(vf a) {
+  return _mm512_abs_ps(a);
+}
+V_INLINE vf vround(vf a) {
+  return _mm512_roundscale_ps(a, 8);
+}
+V_INLINE vf vscale2(vf a, vf n) {
+  return _mm512_scalef_ps(a, n);
+} /* a * 2^n, n whole */
 V_INLINE vf vcopysign(vf a, vf sign) {
-  return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(
-      _mm512_set1_epi32((int)0x80000000u), _mm512_castps_si512(sign), _mm512_castps_si512(a), 0xca));
+  return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_set1_epi32((int)0x80000000u),
+                                                       _mm512_castps_si512(sign),
+                                                       _mm512_castps_si512(a), 0xca));
 }
 /* x < y ? a : b; false where one is NaN */
 V_INLINE vf vselect_lt(vf x, vf y, vf a, vf b) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, y, _CMP_LT_OQ), b, a);
 }
-V_INLINE float vreduce_add(vf a) { return _mm512_reduce_add_ps(a); }
-V_INLINE float vreduce_max(vf a) { return _mm512_reduce_max_ps(a); }
+V_INLINE float vreduce_add(vf a) {
+  return _mm512_reduce_add_ps(a);
+}
+V_INLINE float vreduce_max(vf a) {
+  return _mm512_reduce_max_ps(a);
+}
 /* bit i: lane i is NaN or +infinity */
-V_INLINE uint32_t vbad(vf a) { return _mm512_fpclass_ps_mask(a, 0x01 | 0x08 | 0x80); }
-V_INLINE uint32_t veq(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+V_INLINE uint32_t vbad(vf a) {
+  return _mm512_fpclass_ps_mask(a, 0x01 | 0x08 | 0x80);
+}
+V_INLINE uint32_t veq(vf a, vf b) {
+  return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ);
+}
 
 V_INLINE vf vload_f16(const uint16_t *p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
@@ -77,7 +123,8 @@ V_INLINE vf vround_bf16(vf a) {
   __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
   __m512i r = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   vf rounded = _mm512_castsi512_ps(_mm512_and_si512(r, _mm512_set1_epi32((int)0xffff0000u)));
-  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), rounded, vset1(__builtin_nanf("")));
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), rounded,
+                              vset1(__builtin_nanf("")));
 }
 V_INLINE void vstore_bf16(uint16_t *p, vf v) {
   __m512i u = _mm512_srli_epi32(_mm512_castps_si512(vround_bf16(v)), 16);
@@ -90,7 +137,9 @@ V_INLINE void vaccumulate_f64(__m512d acc[2], vf v) {
   acc[1] = _mm512_add_pd(acc[1], _mm512_cvtps_pd(_mm512_extractf32x8_ps(v, 1)));
 }
 typedef __m512d vd;
-V_INLINE vd vzero_f64(void) { return _mm512_setzero_pd(); }
+V_INLINE vd vzero_f64(void) {
+  return _mm512_setzero_pd();
+}
 V_INLINE double vreduce_f64(const vd acc[2]) {
   return _mm512_reduce_add_pd(_mm512_add_pd(acc[0], acc[1]));
 }

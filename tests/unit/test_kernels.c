@@ -1,5 +1,5 @@
-/* test_kernels.c: every slot of every table against plain double arithmetic written here, and batch invariance
- * bit by bit: rows alone equal rows in company, chunks equal the whole. */
+/* test_kernels.c: every slot of every table against plain double arithmetic written here, and batch
+ * invariance bit by bit: rows alone equal rows in company, chunks equal the whole. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,12 +31,14 @@ static void *take(size_t bytes) {
 
 static float *random_floats(size_t n, float size) {
   float *p = take(n * sizeof *p);
-  for (size_t i = 0; i < n; i++) p[i] = uniform() * size;
+  for (size_t i = 0; i < n; i++)
+    p[i] = uniform() * size;
   return p;
 }
 
 static void close_to(const char *what, double got, double want, double tolerance) {
-  if (fabs(got - want) <= tolerance) return;
+  if (fabs(got - want) <= tolerance)
+    return;
   fail_msg("%s: got %.9g, want %.9g (tolerance %.3g)", what, got, want, tolerance);
 }
 
@@ -44,7 +46,8 @@ typedef void (*table_test)(const mr_kernels *k);
 
 static void on_every_table(table_test test) {
   const char *const *names = mr_kernels_names();
-  for (int i = 0; names[i] != NULL; i++) test(mr_kernels_get(names[i]));
+  for (int i = 0; names[i] != NULL; i++)
+    test(mr_kernels_get(names[i]));
 }
 
 /* ------------------------------------------------------------------ the tables */
@@ -53,7 +56,8 @@ static void tables_are_found(void **state) {
   const char *const *names = mr_kernels_names();
   assert_string_equal(names[0], "ref");
   int n = 0;
-  for (; names[n] != NULL; n++) assert_string_equal(mr_kernels_get(names[n])->name, names[n]);
+  for (; names[n] != NULL; n++)
+    assert_string_equal(mr_kernels_get(names[n])->name, names[n]);
   assert_null(mr_kernels_get("z80"));
   const char *before = getenv("MILLRACE_ISA");
   char *saved = before != NULL ? strdup(before) : NULL;
@@ -63,8 +67,10 @@ static void tables_are_found(void **state) {
   assert_string_equal(mr_kernels_best()->name, "ref");
   setenv("MILLRACE_ISA", "z80", 1);
   assert_null(mr_kernels_best());
-  if (saved != NULL) setenv("MILLRACE_ISA", saved, 1);
-  else unsetenv("MILLRACE_ISA");
+  if (saved != NULL)
+    setenv("MILLRACE_ISA", saved, 1);
+  else
+    unsetenv("MILLRACE_ISA");
   free(saved);
 }
 
@@ -87,10 +93,12 @@ static problem problem_new(const mr_gemm_ops *o, int m, int n, int k) {
   p.px = take(rb * (size_t)m);
   p.pw = take(pb * (size_t)p.panels);
   memset(p.pw, 0x55, pb * (size_t)p.panels); /* packing must not count on zeros */
-  for (int i = 0; i < m; i++) o->pack_row(p.px + (size_t)i * rb, p.x + (size_t)i * (size_t)k, k);
+  for (int i = 0; i < m; i++)
+    o->pack_row(p.px + (size_t)i * rb, p.x + (size_t)i * (size_t)k, k);
   for (int i = 0; i < p.panels; i++) {
     int c = n - i * o->nr < o->nr ? n - i * o->nr : o->nr;
-    o->pack_panel(p.pw + (size_t)i * pb, p.w + (size_t)i * (size_t)o->nr * (size_t)k, (size_t)k, c, k);
+    o->pack_panel(p.pw + (size_t)i * pb, p.w + (size_t)i * (size_t)o->nr * (size_t)k, (size_t)k, c,
+                  k);
   }
   return p;
 }
@@ -103,19 +111,22 @@ static void problem_free(problem *p) {
 static double gemm_tolerance(const problem *p, mr_scheme s, int row, int col) {
   double xx = 0, ww = 0;
   for (int i = 0; i < p->k; i++) {
-    double x = p->x[(size_t)row * (size_t)p->k + (size_t)i], w = p->w[(size_t)col * (size_t)p->k + (size_t)i];
+    double x = p->x[(size_t)row * (size_t)p->k + (size_t)i],
+           w = p->w[(size_t)col * (size_t)p->k + (size_t)i];
     xx += x * x, ww += w * w;
   }
   double size = sqrt(xx * ww);
   return s == MR_SCHEME_F32 ? 2e-6 * size : s == MR_SCHEME_BF16 ? 8e-3 * size : 0.02 * size;
 }
 
-static void check_product(const problem *p, mr_scheme s, const float *y, size_t ldy, int bias, float add) {
+static void check_product(const problem *p, mr_scheme s, const float *y, size_t ldy, int bias,
+                          float add) {
   for (int i = 0; i < p->m; i++)
     for (int j = 0; j < p->n; j++) {
       double sum = bias ? p->bias[j] : 0.0;
       for (int l = 0; l < p->k; l++)
-        sum += (double)p->x[(size_t)i * (size_t)p->k + (size_t)l] * p->w[(size_t)j * (size_t)p->k + (size_t)l];
+        sum += (double)p->x[(size_t)i * (size_t)p->k + (size_t)l] *
+               p->w[(size_t)j * (size_t)p->k + (size_t)l];
       char what[80];
       snprintf(what, sizeof what, "scheme %d, %dx%dx%d, y[%d, %d]", (int)s, p->m, p->n, p->k, i, j);
       double tolerance = gemm_tolerance(p, s, i, j) + 2e-7 * fabs(sum + add) + FLT_MIN;
@@ -127,13 +138,16 @@ static void check_gemm(const mr_kernels *k, mr_scheme s, int m, int n, int kk) {
   problem p = problem_new(&k->gemm[s], m, n, kk);
   size_t ldy = (size_t)n + 3, total = (size_t)m * ldy;
   float *y = take(total * sizeof *y);
-  for (size_t i = 0; i < total; i++) y[i] = 7.0f;
+  for (size_t i = 0; i < total; i++)
+    y[i] = 7.0f;
   p.o->gemm(y, ldy, p.px, m, p.pw, 0, p.panels, n, kk, NULL, 0);
   check_product(&p, s, y, ldy, 0, 0.0f);
   for (int i = 0; i < m; i++)
-    for (int j = n; j < n + 3; j++) assert_true(y[(size_t)i * ldy + (size_t)j] == 7.0f);
+    for (int j = n; j < n + 3; j++)
+      assert_true(y[(size_t)i * ldy + (size_t)j] == 7.0f);
   for (int i = 0; i < m; i++)
-    for (int j = 0; j < n; j++) y[(size_t)i * ldy + (size_t)j] = 2.0f;
+    for (int j = 0; j < n; j++)
+      y[(size_t)i * ldy + (size_t)j] = 2.0f;
   p.o->gemm(y, ldy, p.px, m, p.pw, 0, p.panels, n, kk, p.bias, 1);
   check_product(&p, s, y, ldy, 1, 2.0f);
   free(y);
@@ -147,7 +161,8 @@ static void gemm_on(const mr_kernels *k) {
     for (size_t i = 0; i < sizeof ks / sizeof *ks; i++)
       for (size_t j = 0; j < sizeof ns / sizeof *ns; j++)
         check_gemm(k, (mr_scheme)s, 3 + (int)j, ns[j], ks[i]);
-    for (int m = 1; m <= 40; m++) check_gemm(k, (mr_scheme)s, m, 37, 130);
+    for (int m = 1; m <= 40; m++)
+      check_gemm(k, (mr_scheme)s, m, 37, 130);
   }
 }
 
@@ -190,8 +205,10 @@ static void extremes_on(const mr_kernels *k) {
     for (size_t z = 0; z < sizeof sizes / sizeof *sizes; z++) {
       problem p = problem_new(&k->gemm[s], 2, N, K);
       float y[2 * N];
-      for (int i = 0; i < 2 * K; i++) p.x[i] *= sizes[z];
-      for (int i = 0; i < 2; i++) p.o->pack_row(p.px + (size_t)i * p.o->row_bytes(K), p.x + i * K, K);
+      for (int i = 0; i < 2 * K; i++)
+        p.x[i] *= sizes[z];
+      for (int i = 0; i < 2; i++)
+        p.o->pack_row(p.px + (size_t)i * p.o->row_bytes(K), p.x + i * K, K);
       p.o->gemm(y, N, p.px, 2, p.pw, 0, p.panels, N, K, NULL, 0);
       check_product(&p, (mr_scheme)s, y, N, 0, 0.0f);
       problem_free(&p);
@@ -206,12 +223,15 @@ static void not_finite_on(const mr_kernels *k) {
     for (int v = 0; v < 4; v++) {
       problem p = problem_new(&k->gemm[s], M, N, K);
       float y[M * N];
-      for (int i = 0; i < K; i++) p.x[5 * K + i] = values[v];
+      for (int i = 0; i < K; i++)
+        p.x[5 * K + i] = values[v];
       p.o->pack_row(p.px + 5 * p.o->row_bytes(K), p.x + 5 * K, K);
       p.o->gemm(y, N, p.px, M, p.pw, 0, p.panels, N, K, NULL, 0);
       for (int i = 0; i < M * N; i++)
-        if (i / N != 5) assert_true(isfinite(y[i]));
-      if (v < 3) assert_false(isfinite(y[5 * N]));
+        if (i / N != 5)
+          assert_true(isfinite(y[i]));
+      if (v < 3)
+        assert_false(isfinite(y[5 * N]));
       problem_free(&p);
     }
 }
@@ -226,8 +246,8 @@ static void gemm_extremes(void **state) {
 typedef struct scene { /* one sequence of `len` tokens in pages, and its attention call */
   mr_attn a;
   int len;
-  float *k, *v;           /* [len, n_kv_heads, head_dim] */
-  float *q, *out;         /* [len, n_heads, head_dim] */
+  float *k, *v;   /* [len, n_kv_heads, head_dim] */
+  float *q, *out; /* [len, n_heads, head_dim] */
   float slopes[16], sinks[16];
   uint8_t *memory;
   const uint8_t *pages[16];
@@ -240,7 +260,8 @@ static void scene_store(scene *s, const mr_kernels *k) {
   for (int t = 0; t < s->len; t++)
     for (int h = 0; h < a->n_kv_heads; h++) {
       size_t at = ((size_t)t * (size_t)a->n_kv_heads + (size_t)h) * (size_t)a->head_dim;
-      uint8_t *p = s->memory + (s->pages[t / 32] - s->memory) + a->layer_offset + 2 * (size_t)h * part;
+      uint8_t *p =
+          s->memory + (s->pages[t / 32] - s->memory) + a->layer_offset + 2 * (size_t)h * part;
       k->kv_store(p, p + part, s->k + at, s->v + at, a->head_dim, t % 32, a->type);
     }
 }
@@ -256,13 +277,24 @@ static void scene_new(scene *s, const mr_kernels *k, int heads, int kv_heads, in
   s->out = take(n * (size_t)heads * 4);
   s->memory = take(page * 16);
   memset(s->memory, 0xff, page * 16); /* slots never written hold NaN */
-  for (int i = 0; i < 16; i++) s->pages[i] = s->memory + (size_t)((i * 7) % 16) * page;
+  for (int i = 0; i < 16; i++)
+    s->pages[i] = s->memory + (size_t)((i * 7) % 16) * page;
   s->scratch = take(mr_attn_scratch(heads, kv_heads, dim));
   size_t ld = (size_t)heads * (size_t)dim;
-  s->a = (mr_attn){.q = s->q, .q_ld = ld, .out = s->out, .out_ld = ld, .n_q = len, .n_heads = heads,
-                   .n_kv_heads = kv_heads, .head_dim = dim, .type = type, .pages = s->pages,
-                   .layer_offset = 128, .scale = 1.0f / sqrtf((float)dim)};
-  for (int i = 0; i < 16; i++) s->slopes[i] = 0.01f * (float)(i + 1), s->sinks[i] = uniform();
+  s->a = (mr_attn){.q = s->q,
+                   .q_ld = ld,
+                   .out = s->out,
+                   .out_ld = ld,
+                   .n_q = len,
+                   .n_heads = heads,
+                   .n_kv_heads = kv_heads,
+                   .head_dim = dim,
+                   .type = type,
+                   .pages = s->pages,
+                   .layer_offset = 128,
+                   .scale = 1.0f / sqrtf((float)dim)};
+  for (int i = 0; i < 16; i++)
+    s->slopes[i] = 0.01f * (float)(i + 1), s->sinks[i] = uniform();
   scene_store(s, k);
 }
 
@@ -271,8 +303,10 @@ static void scene_free(scene *s) {
 }
 
 static int sees(const mr_attn *a, int pos, int key) {
-  if (a->window > 0 && pos - key >= a->window) return 0;
-  if (a->chunk > 0 && pos / a->chunk != key / a->chunk) return 0;
+  if (a->window > 0 && pos - key >= a->window)
+    return 0;
+  if (a->chunk > 0 && pos / a->chunk != key / a->chunk)
+    return 0;
   return key <= pos;
 }
 
@@ -282,10 +316,13 @@ static double plain_score(const scene *s, int t, int head, int key) {
   const float *q = s->q + ((size_t)t * (size_t)a->n_heads + (size_t)head) * (size_t)d;
   const float *k = s->k + ((size_t)key * (size_t)a->n_kv_heads + (size_t)kv) * (size_t)d;
   double dot = 0;
-  for (int i = 0; i < d; i++) dot += (double)q[i] * k[i];
+  for (int i = 0; i < d; i++)
+    dot += (double)q[i] * k[i];
   dot *= a->scale;
-  if (a->softcap > 0) dot = a->softcap * tanh(dot / a->softcap);
-  if (a->slopes != NULL) dot += a->slopes[head] * (double)(key - t);
+  if (a->softcap > 0)
+    dot = a->softcap * tanh(dot / a->softcap);
+  if (a->slopes != NULL)
+    dot += a->slopes[head] * (double)(key - t);
   return dot;
 }
 
@@ -294,11 +331,13 @@ static void check_row(const scene *s, const char *what, int t, int head) {
   int kv = head / (a->n_heads / a->n_kv_heads), d = a->head_dim;
   double want[256] = {0}, sum = a->sinks != NULL ? exp(a->sinks[head]) : 0.0;
   for (int key = 0; key <= t; key++) {
-    if (!sees(a, t, key)) continue;
+    if (!sees(a, t, key))
+      continue;
     double p = exp(plain_score(s, t, head, key));
     sum += p;
     for (int i = 0; i < d; i++)
-      want[i] += p * s->v[((size_t)key * (size_t)a->n_kv_heads + (size_t)kv) * (size_t)d + (size_t)i];
+      want[i] +=
+          p * s->v[((size_t)key * (size_t)a->n_kv_heads + (size_t)kv) * (size_t)d + (size_t)i];
   }
   double tolerance = a->type == MR_KV_F32 ? 2e-5 : a->type == MR_KV_F16 ? 5e-3 : 4e-2;
   for (int i = 0; i < d; i++)
@@ -325,7 +364,8 @@ static void check_scene(const mr_kernels *k, scene *s, const char *what) {
            s->a.n_kv_heads, s->a.head_dim, (int)s->a.type);
   attend(k, s, 0, 1);
   for (int t = 0; t < s->len; t += 1 + t / 8)
-    for (int h = 0; h < s->a.n_heads; h++) check_row(s, label, t, h);
+    for (int h = 0; h < s->a.n_heads; h++)
+      check_row(s, label, t, h);
   float *alone = take(bytes);
   memcpy(alone, s->out, bytes);
   static const int tiles[] = {2, 3, 7, 32};
@@ -380,7 +420,8 @@ static void window_pages_on(const mr_kernels *k) {
   attend(k, &s, 140, 1);
   float *want = take(150 * 64 * 4);
   memcpy(want, s.out, 150 * 64 * 4);
-  for (int i = 0; i < 3; i++) s.pages[i] = NULL;
+  for (int i = 0; i < 3; i++)
+    s.pages[i] = NULL;
   attend(k, &s, 140, 32);
   assert_memory_equal(want, s.out, 150 * 64 * 4);
   free(want);
@@ -394,15 +435,17 @@ static void attention_is_right(void **state) {
   on_every_table(window_pages_on);
 }
 
-/* Other pages, other company: the tokens of one sequence are never touched by garbage beside them. */
+/* Other pages, other company: the tokens of one sequence are never touched by garbage beside them.
+ */
 static void odd_keys_on(const mr_kernels *k) {
   scene s;
   scene_new(&s, k, 4, 2, 64, 40, MR_KV_F16);
-  for (int i = 0; i < 64; i++) s.k[39 * 128 + i] = NAN; /* the last key of head 0 */
+  for (int i = 0; i < 64; i++)
+    s.k[39 * 128 + i] = NAN; /* the last key of head 0 */
   scene_store(&s, k);
   attend(k, &s, 0, 32);
   assert_true(isnan(s.out[39 * 256]));
-  assert_true(isfinite(s.out[38 * 256]));      /* the token before it */
+  assert_true(isfinite(s.out[38 * 256]));       /* the token before it */
   assert_true(isfinite(s.out[39 * 256 + 128])); /* the other kv head */
   scene_free(&s);
 }
@@ -418,20 +461,25 @@ static void norms_on(const mr_kernels *k) {
     float *x = random_floats((size_t)n, 3.0f), *w = random_floats((size_t)n, 1.0f);
     float *b = random_floats((size_t)n, 1.0f), *y = take((size_t)n * 4 + 4);
     double sum = 0, squares = 0, var = 0;
-    for (int i = 0; i < n; i++) sum += x[i], squares += (double)x[i] * x[i];
-    for (int i = 0; i < n; i++) var += (x[i] - sum / n) * (x[i] - sum / n);
+    for (int i = 0; i < n; i++)
+      sum += x[i], squares += (double)x[i] * x[i];
+    for (int i = 0; i < n; i++)
+      var += (x[i] - sum / n) * (x[i] - sum / n);
     y[n] = 5.0f;
     k->rmsnorm(y, x, w, n, 1e-5f);
     double r = 1.0 / sqrt(squares / n + 1e-5);
-    for (int i = 0; i < n; i++) close_to("rmsnorm", y[i], x[i] * r * w[i], 1e-5);
+    for (int i = 0; i < n; i++)
+      close_to("rmsnorm", y[i], x[i] * r * w[i], 1e-5);
     k->layernorm(y, x, w, b, n, 1e-3f);
     r = 1.0 / sqrt(var / n + 1e-3);
-    for (int i = 0; i < n; i++) close_to("layernorm", y[i], (x[i] - sum / n) * r * w[i] + b[i], 3e-5);
+    for (int i = 0; i < n; i++)
+      close_to("layernorm", y[i], (x[i] - sum / n) * r * w[i] + b[i], 3e-5);
     assert_true(y[n] == 5.0f);
     k->layernorm(y, x, NULL, NULL, n, 1e-3f);
     k->rmsnorm(x, x, NULL, n, 1e-5f); /* in place, without weights */
     r = 1.0 / sqrt(squares / n + 1e-5);
-    for (int i = 0; i < n; i++) assert_true(fabs(x[i]) <= sqrt(n) + 1e-3);
+    for (int i = 0; i < n; i++)
+      assert_true(fabs(x[i]) <= sqrt(n) + 1e-3);
     free(x), free(w), free(b), free(y);
   }
 }
@@ -439,10 +487,12 @@ static void norms_on(const mr_kernels *k) {
 static void rope_on(const mr_kernels *k) {
   for (int n = 2; n <= 256; n += n < 40 ? 2 : 34)
     for (int inter = 0; inter < 2; inter++) {
-      float *x = random_floats((size_t)n + 1, 2.0f), *was = take((size_t)n * 4), *cs = take((size_t)n * 4);
+      float *x = random_floats((size_t)n + 1, 2.0f), *was = take((size_t)n * 4),
+            *cs = take((size_t)n * 4);
       float end = x[n];
       memcpy(was, x, (size_t)n * 4);
-      for (int i = 0; i < n / 2; i++) cs[i] = cosf((float)i * 0.7f), cs[n / 2 + i] = sinf((float)i * 0.7f);
+      for (int i = 0; i < n / 2; i++)
+        cs[i] = cosf((float)i * 0.7f), cs[n / 2 + i] = sinf((float)i * 0.7f);
       k->rope(x, cs, n, inter);
       for (int i = 0; i < n / 2; i++) {
         int a = inter ? 2 * i : i, b = inter ? 2 * i + 1 : i + n / 2;
@@ -457,12 +507,18 @@ static void rope_on(const mr_kernels *k) {
 
 static double plain_act(double x, mr_act act) {
   switch (act) {
-  case MR_ACT_SILU: return x / (1 + exp(-x));
-  case MR_ACT_GELU: return 0.5 * x * erfc(-x / sqrt(2.0));
-  case MR_ACT_GELU_TANH: return 0.5 * x * (1 + tanh(sqrt(2.0 / 3.14159265358979) * (x + 0.044715 * x * x * x)));
-  case MR_ACT_RELU: return x > 0 ? x : 0;
-  case MR_ACT_RELU2: return x > 0 ? x * x : 0;
-  case MR_ACT_QUICK_GELU: return x / (1 + exp(-1.702 * x));
+  case MR_ACT_SILU:
+    return x / (1 + exp(-x));
+  case MR_ACT_GELU:
+    return 0.5 * x * erfc(-x / sqrt(2.0));
+  case MR_ACT_GELU_TANH:
+    return 0.5 * x * (1 + tanh(sqrt(2.0 / 3.14159265358979) * (x + 0.044715 * x * x * x)));
+  case MR_ACT_RELU:
+    return x > 0 ? x : 0;
+  case MR_ACT_RELU2:
+    return x > 0 ? x * x : 0;
+  case MR_ACT_QUICK_GELU:
+    return x / (1 + exp(-1.702 * x));
   }
   return 0;
 }
@@ -470,7 +526,8 @@ static double plain_act(double x, mr_act act) {
 static void gate_on(const mr_kernels *k) {
   enum { N = 20011 };
   float *x = take(N * 4), *up = random_floats(N, 1.0f), *y = take(N * 4);
-  for (int i = 0; i < N; i++) x[i] = (float)(i - N / 2) * 0.002f;
+  for (int i = 0; i < N; i++)
+    x[i] = (float)(i - N / 2) * 0.002f;
   for (int act = MR_ACT_SILU; act <= MR_ACT_QUICK_GELU; act++) {
     k->gate(y, x, NULL, N, (mr_act)act);
     for (int i = 0; i < N; i++) {
@@ -493,13 +550,16 @@ static void gate_on(const mr_kernels *k) {
 
 static void small_ops_on(const mr_kernels *k) {
   for (int n = 1; n < 100; n++) {
-    float *x = random_floats((size_t)n, 9.0f), *y = random_floats((size_t)n, 9.0f), *was = take((size_t)n * 4);
+    float *x = random_floats((size_t)n, 9.0f), *y = random_floats((size_t)n, 9.0f),
+          *was = take((size_t)n * 4);
     memcpy(was, y, (size_t)n * 4);
     k->axpy(y, x, 0.37f, n);
-    for (int i = 0; i < n; i++) close_to("axpy", y[i], was[i] + x[i] * 0.37, 2e-6);
+    for (int i = 0; i < n; i++)
+      close_to("axpy", y[i], was[i] + x[i] * 0.37, 2e-6);
     memcpy(was, x, (size_t)n * 4);
     k->scale(x, -1.5f, n);
-    for (int i = 0; i < n; i++) assert_true(x[i] == was[i] * -1.5f);
+    for (int i = 0; i < n; i++)
+      assert_true(x[i] == was[i] * -1.5f);
     memcpy(was, x, (size_t)n * 4);
     k->softcap(x, 5.0f, n);
     for (int i = 0; i < n; i++) {
@@ -524,7 +584,8 @@ static void argmax_on(const mr_kernels *k) {
     float *x = random_floats((size_t)n, 5.0f);
     int best = 0, bad;
     for (int i = 1; i < n; i++)
-      if (x[i] > x[best]) best = i;
+      if (x[i] > x[best])
+        best = i;
     assert_int_equal(k->argmax(x, n, &bad), best);
     assert_int_equal(bad, 0);
     x[n - 1] = x[best]; /* a tie: the lower index */
@@ -537,7 +598,8 @@ static void argmax_on(const mr_kernels *k) {
     x[n / 3] = INFINITY;
     (void)k->argmax(x, n, &bad);
     assert_int_equal(bad, 1);
-    for (int j = 0; j < n; j++) x[j] = -INFINITY;
+    for (int j = 0; j < n; j++)
+      x[j] = -INFINITY;
     assert_int_equal(k->argmax(x, n, &bad), 0);
     free(x);
   }
@@ -548,10 +610,13 @@ static void logsumexp_on(const mr_kernels *k) {
   for (size_t j = 0; j < sizeof ns / sizeof *ns; j++) {
     int n = ns[j];
     float *x = random_floats((size_t)n, 20.0f);
-    if (n > 3) x[2] = -INFINITY;
+    if (n > 3)
+      x[2] = -INFINITY;
     double max = -INFINITY, sum = 0;
-    for (int i = 0; i < n; i++) max = fmax(max, x[i]);
-    for (int i = 0; i < n; i++) sum += exp(x[i] - max);
+    for (int i = 0; i < n; i++)
+      max = fmax(max, x[i]);
+    for (int i = 0; i < n; i++)
+      sum += exp(x[i] - max);
     close_to("logsumexp", k->logsumexp(x, n), max + log(sum), 1e-6);
     free(x);
   }

@@ -1,4 +1,5 @@
-/* test_pool.c: every item of a run is run once, by a worker that exists, and the run waits for all of them. */
+/* test_pool.c: every item of a run is run once, by a worker that exists, and the run waits for all
+ * of them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -38,10 +39,12 @@ static void check_runs(int threads, int items, int runs) {
   assert_int_equal(mr_pool_threads(p), threads);
   for (int r = 1; r <= runs; r++) {
     mr_pool_run(p, count, &t, items);
-    for (int i = 0; i < items; i++) assert_int_equal(atomic_load(&t.runs[i]), r);
+    for (int i = 0; i < items; i++)
+      assert_int_equal(atomic_load(&t.runs[i]), r);
   }
   int sum = 0;
-  for (int w = 0; w < threads; w++) sum += t.by_worker[w][0];
+  for (int w = 0; w < threads; w++)
+    sum += t.by_worker[w][0];
   assert_int_equal(sum, items * runs);
   assert_int_equal(atomic_load(&t.bad_worker), 0);
   mr_pool_free(p);
@@ -52,7 +55,8 @@ static void every_item_once(void **state) {
   static const int threads[] = {1, 2, 3, 8};
   static const int items[] = {0, 1, 2, 3, 7, 64, ITEMS};
   for (size_t i = 0; i < sizeof threads / sizeof *threads; i++)
-    for (size_t j = 0; j < sizeof items / sizeof *items; j++) check_runs(threads[i], items[j], 20);
+    for (size_t j = 0; j < sizeof items / sizeof *items; j++)
+      check_runs(threads[i], items[j], 20);
 }
 
 static void many_short_runs(void **state) {
@@ -65,7 +69,8 @@ static void uneven(void *ctx, int item, int worker) {
   (void)worker;
   _Atomic uint64_t *sum = ctx;
   uint64_t x = 1;
-  for (int i = 0; i < (item % 7 == 0 ? 200000 : 10); i++) x = x * 6364136223846793005u + 1;
+  for (int i = 0; i < (item % 7 == 0 ? 200000 : 10); i++)
+    x = x * 6364136223846793005u + 1;
   atomic_fetch_add(sum, (x | 1) - x + (x & 1) + (uint64_t)item); /* item + 1 */
 }
 
@@ -94,7 +99,8 @@ static void results_are_visible(void **state) {
   assert_non_null(p);
   for (int r = 1; r <= 500; r++) {
     mr_pool_run(p, plain_write, values, 64);
-    for (int i = 0; i < 64; i++) assert_int_equal(values[i], i * r);
+    for (int i = 0; i < 64; i++)
+      assert_int_equal(values[i], i * r);
   }
   mr_pool_free(p);
 }
@@ -105,13 +111,14 @@ static void odd_counts(void **state) {
   assert_null(mr_pool_new(-3, 0));
   assert_true(mr_pool_cpus() >= 1);
   mr_pool_free(NULL);
-  for (int i = 0; i < 50; i++) mr_pool_free(mr_pool_new(1 + i % 6, i & 1)); /* stop without a run */
+  for (int i = 0; i < 50; i++)
+    mr_pool_free(mr_pool_new(1 + i % 6, i & 1)); /* stop without a run */
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(every_item_once),     cmocka_unit_test(many_short_runs),
-      cmocka_unit_test(uneven_items),        cmocka_unit_test(results_are_visible),
+      cmocka_unit_test(every_item_once), cmocka_unit_test(many_short_runs),
+      cmocka_unit_test(uneven_items),    cmocka_unit_test(results_are_visible),
       cmocka_unit_test(odd_counts),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
