@@ -1,15 +1,16 @@
 /* durable.h: changes to the file system that survive a crash.
  *
- * A file's bytes are durable after fsync of the file; its name is durable after fsync of its directory. These calls
- * do both in the right order:
- *     mr_durable_mkdir(dir)                    mkdir, then sync the parent
- *     mr_durable_write(path, bytes, len)       path.tmp: create, write, fsync; rename to path; sync the directory
- *     mr_durable_rename(from, to)              rename, then sync the directory of `to` (and of `from` if another)
- *     mr_durable_remove_tree(dir)              unlink everything below and the directory; follows no links
+ * A file's bytes are durable after fsync of the file; its name is durable after fsync of its
+ * directory. These calls do both in the right order:
+ *     mr_durable_mkdir(dir)                mkdir, then sync the parent
+ *     mr_durable_write(path, bytes, len)   path.tmp: create, write, fsync; rename; sync the directory
+ *     mr_durable_rename(from, to)          rename, then sync the directories of `to` and of `from`
+ *     mr_durable_remove_tree(dir)          unlink all below it and itself; follows no links
  *
- * A failed sync is reported and never retried: after one failure the kernel may have dropped the dirty pages and a
- * second call may succeed without having written anything. Whoever gets such an error gives up on that file.
- * Errors: MR_E_IO (disk full, sync failed), MR_E_CANTCREATE, MR_E_NOMEM.
+ * A failed sync is reported and never retried: after one failure the kernel may have dropped the
+ * dirty pages and a second call may succeed without having written anything. Whoever gets such an
+ * error gives up on that file. Errors: MR_E_IO (disk full, sync failed), MR_E_CANTCREATE,
+ * MR_E_NOMEM.
  */
 #ifndef MR_IO_DURABLE_H
 #define MR_IO_DURABLE_H

@@ -61,7 +61,8 @@ void mr_hash_hex(const void *bytes, size_t len, char hex[MR_HASH_HEX]) {
   to_hex(XXH3_128bits(len ? bytes : "", len), hex);
 }
 
-static mr_code hash_fd(int fd, const char *path, mr_hasher *h, void *buf, uint64_t *size, mr_err *err) {
+static mr_code hash_fd(int fd, const char *path, mr_hasher *h, void *buf, uint64_t *size,
+                       mr_err *err) {
   for (;;) {
     ssize_t k = mr_sys_read_full(fd, buf, FILE_CHUNK);
     if (k < 0)
@@ -80,7 +81,8 @@ mr_code mr_hash_file(const char *path, char hex[MR_HASH_HEX], uint64_t *size, mr
   uint64_t n = 0;
   mr_hasher *h = mr_hasher_new();
   void *buf = mr_mem_alloc(FILE_CHUNK, 1);
-  mr_code rc = h && buf ? hash_fd(fd, path, h, buf, &n, err) : mr_err_set(err, MR_E_NOMEM, "out of memory");
+  mr_code rc =
+      h && buf ? hash_fd(fd, path, h, buf, &n, err) : mr_err_set(err, MR_E_NOMEM, "out of memory");
   if (rc == MR_OK) {
     mr_hasher_hex(h, hex);
     if (size)

@@ -5,8 +5,8 @@
  *     char hex[MR_HASH_HEX];  mr_hasher_hex(h, hex);   (more may be added afterwards)
  *     mr_hasher_free(h);
  *
- * Digests find accidents, not attackers: xxh3 is not a cryptographic hash. The hex form is the canonical
- * (big-endian) one that `xxhsum -H2` prints.
+ * Digests find accidents, not attackers: xxh3 is not a cryptographic hash. The hex form is the
+ * canonical (big-endian) one that `xxhsum -H2` prints.
  */
 #ifndef MR_IO_HASH_H
 #define MR_IO_HASH_H
@@ -28,7 +28,8 @@ void mr_hasher_free(mr_hasher *h); /* NULL is fine */
 uint64_t mr_hash_64(const void *bytes, size_t len);                     /* xxh3-64, seed 0 */
 void mr_hash_hex(const void *bytes, size_t len, char hex[MR_HASH_HEX]); /* xxh3-128 */
 
-/* xxh3-128 of a file's bytes; *size (may be NULL) gets how many. MR_E_NOINPUT, MR_E_IO, MR_E_NOMEM. */
+/* xxh3-128 of a file's bytes; *size (may be NULL) gets how many. MR_E_NOINPUT, MR_E_IO, MR_E_NOMEM.
+ */
 mr_code mr_hash_file(const char *path, char hex[MR_HASH_HEX], uint64_t *size, mr_err *err);
 
 /* CRC32C (Castagnoli, reflected, RFC 3720). Start with 0; feed the last result to go on:

@@ -35,7 +35,8 @@ struct mr_zfile {
 };
 
 static void put_le32(mr_text *t, uint32_t v) {
-  unsigned char b[4] = {(unsigned char)v, (unsigned char)(v >> 8), (unsigned char)(v >> 16), (unsigned char)(v >> 24)};
+  unsigned char b[4] = {(unsigned char)v, (unsigned char)(v >> 8), (unsigned char)(v >> 16),
+                        (unsigned char)(v >> 24)};
   mr_text_add(t, b, 4);
 }
 
@@ -73,8 +74,9 @@ void mr_zpack_close(mr_zpack *z) {
 
 mr_code mr_zpack_frame(mr_zpack *z, const void *text, size_t len, mr_text *out, mr_err *err) {
   if (len > MR_ZFRAME_MAX || z->n >= FRAMES_MAX)
-    return mr_err_set(err, MR_E_IO, "a frame of %zu bytes after %zu frames is beyond the limits of the format", len,
-                      z->n);
+    return mr_err_set(err, MR_E_IO,
+                      "a frame of %zu bytes after %zu frames is beyond the limits of the format",
+                      len, z->n);
   size_t bound = ZSTD_compressBound(len);
   char *buf = mr_mem_alloc(bound, 1);
   if (!buf || !mr_mem_grow((void **)&z->entries, &z->cap, z->n + 1, sizeof *z->entries)) {
@@ -86,7 +88,8 @@ mr_code mr_zpack_frame(mr_zpack *z, const void *text, size_t len, mr_text *out, 
   if (ZSTD_isError(n)) {
     rc = mr_err_set(err, MR_E_INTERNAL, "zstd: %s", ZSTD_getErrorName(n));
   } else {
-    /* The frame ends with the low 32 bits of XXH64 of its content: what the seek table wants too. */
+    /* The frame ends with the low 32 bits of XXH64 of its content: what the seek table wants too.
+     */
     z->entries[z->n++] = (entry){(uint32_t)n, (uint32_t)len, le32((unsigned char *)buf + n - 4)};
     mr_text_add(out, buf, n);
     rc = out->failed ? nomem(err) : MR_OK;
@@ -109,12 +112,14 @@ mr_code mr_zpack_table(mr_zpack *z, mr_text *out, mr_err *err) {
   return out->failed ? nomem(err) : MR_OK;
 }
 
-mr_code mr_zframe_unpack(const void *frame, size_t len, size_t max, const char *name, mr_text *out, mr_err *err) {
+mr_code mr_zframe_unpack(const void *frame, size_t len, size_t max, const char *name, mr_text *out,
+                         mr_err *err) {
   unsigned long long content = ZSTD_getFrameContentSize(frame, len);
   if (content == ZSTD_CONTENTSIZE_ERROR || content == ZSTD_CONTENTSIZE_UNKNOWN)
     return mr_err_at(err, MR_E_DATA, name, 0, -1, "not a zstd frame that states its size");
   if (content > max)
-    return mr_err_at(err, MR_E_DATA, name, 0, -1, "a frame of %llu bytes; the limit is %zu", content, max);
+    return mr_err_at(err, MR_E_DATA, name, 0, -1, "a frame of %llu bytes; the limit is %zu",
+                     content, max);
   if (ZSTD_findFrameCompressedSize(frame, len) != len)
     return mr_err_at(err, MR_E_DATA, name, 0, -1, "a zstd frame does not end where it should");
   char *buf = mr_mem_alloc((size_t)content, 1);
@@ -135,7 +140,8 @@ static mr_code bad_table(const char *path, const char *why, mr_err *err) {
   return mr_err_at(err, MR_E_DATA, path, 0, -1, "not a whole file of millrace: %s", why);
 }
 
-/* Fills entries and offsets from the raw table; the frames must fill the file up to the table exactly. */
+/* Fills entries and offsets from the raw table; the frames must fill the file up to the table
+ * exactly. */
 static mr_code take_entries(mr_zfile *f, const unsigned char *raw, uint64_t table_at, mr_err *err) {
   uint64_t at = 0;
   for (uint32_t i = 0; i < f->n; i++, raw += ENTRY_BYTES) {
@@ -146,7 +152,9 @@ static mr_code take_entries(mr_zfile *f, const unsigned char *raw, uint64_t tabl
     if (f->entries[i].content > MR_ZFRAME_MAX)
       return bad_table(f->path, "a frame in the seek table is too large", err);
   }
-  return at == table_at ? MR_OK : bad_table(f->path, "the seek table does not match the file's length", err);
+  return at == table_at
+             ? MR_OK
+             : bad_table(f->path, "the seek table does not match the file's length", err);
 }
 
 static mr_code read_table(mr_zfile *f, mr_err *err) {
@@ -174,7 +182,8 @@ static mr_code read_table(mr_zfile *f, mr_err *err) {
   f->entries = mr_mem_alloc(f->n, sizeof *f->entries);
   f->at = mr_mem_alloc(f->n, sizeof *f->at);
   mr_code rc = raw && f->entries && f->at ? MR_OK : nomem(err);
-  if (!rc && mr_sys_pread_full(f->fd, raw, raw_bytes, (off_t)(size - table + SKIP_HEAD_BYTES)) != (ssize_t)raw_bytes)
+  if (!rc && mr_sys_pread_full(f->fd, raw, raw_bytes, (off_t)(size - table + SKIP_HEAD_BYTES)) !=
+                 (ssize_t)raw_bytes)
     rc = mr_err_errno(err, MR_E_IO, f->path, "cannot read");
   if (!rc)
     rc = take_entries(f, raw, size - table, err);

@@ -13,7 +13,7 @@
 #define SLICES 4096
 #define SPILL_BYTES_ALL ((size_t)32 << 20) /* buffers of all buckets together */
 #define SPILL_BYTES_MAX ((size_t)1 << 20)
-#define SPILL_HEAD 13                      /* u64 row, u8 kind, u32 bytes before each line in a bucket */
+#define SPILL_HEAD 13 /* u64 row, u8 kind, u32 bytes before each line in a bucket */
 
 typedef struct line_ref { /* a line in memory */
   uint64_t row, at;       /* at: offset in the text */
@@ -44,10 +44,10 @@ typedef struct assembly {
   uint32_t *slice_of;    /* [SLICES] bucket of each slice */
   bucket *buckets;
   uint32_t n_buckets;
-  lines mem;             /* the one bucket, or the one now read */
+  lines mem; /* the one bucket, or the one now read */
   mr_zpack *pack;
   mr_text frame, packed;
-  mr_code rc;            /* of the walk that scatters */
+  mr_code rc; /* of the walk that scatters */
   mr_err *err;
 } assembly;
 
@@ -100,8 +100,8 @@ static mr_code bucket_name(const assembly *a, uint32_t b, mr_text *name) {
   return name->failed ? nomem(a->err) : MR_OK;
 }
 
-/* Appends the pending lines to the bucket's file: u32 length, one packed frame. Opened each time, so that the number
- * of buckets is not bounded by the number of open files. */
+/* Appends the pending lines to the bucket's file: u32 length, one packed frame. Opened each time,
+ * so that the number of buckets is not bounded by the number of open files. */
 static mr_code spill(assembly *a, uint32_t b) {
   bucket *k = &a->buckets[b];
   if (k->pending.failed)
@@ -117,7 +117,8 @@ static mr_code spill(assembly *a, uint32_t b) {
   if (!rc) {
     uint32_t n = (uint32_t)(a->packed.len - 4);
     memcpy(a->packed.data, &n, 4);
-    int fd = mr_sys_now->open(name.data, O_WRONLY | O_CREAT | (k->spilled ? O_APPEND : O_TRUNC), 0666);
+    int fd =
+        mr_sys_now->open(name.data, O_WRONLY | O_CREAT | (k->spilled ? O_APPEND : O_TRUNC), 0666);
     if (fd < 0)
       rc = mr_err_errno(a->err, MR_E_CANTCREATE, name.data, "cannot create");
     else if (mr_sys_write_full(fd, a->packed.data, a->packed.len))
@@ -131,7 +132,8 @@ static mr_code spill(assembly *a, uint32_t b) {
   return rc;
 }
 
-static mr_code keep(lines *m, uint64_t row, mr_line_kind kind, const char *text, uint32_t len, mr_err *err) {
+static mr_code keep(lines *m, uint64_t row, mr_line_kind kind, const char *text, uint32_t len,
+                    mr_err *err) {
   if (!mr_mem_grow((void **)&m->refs, &m->cap, m->n + 1, sizeof *m->refs))
     return nomem(err);
   m->refs[m->n++] = (line_ref){row, m->text.len, len, (uint32_t)kind};
@@ -141,7 +143,8 @@ static mr_code keep(lines *m, uint64_t row, mr_line_kind kind, const char *text,
 
 static mr_code emit(assembly *a, mr_line_kind kind, const char *line, size_t len) {
   if (line[len - 1] != '\n')
-    return mr_err_at(a->err, MR_E_DATA, a->p->frames[kind], 0, -1, "a line does not end where the journal says");
+    return mr_err_at(a->err, MR_E_DATA, a->p->frames[kind], 0, -1,
+                     "a line does not end where the journal says");
   a->emitted++;
   return a->sink(a->ctx, kind, line, len, a->err);
 }
@@ -165,7 +168,8 @@ static mr_code place(assembly *a, uint64_t row, mr_line_kind kind, const char *t
 static mr_code load_frame(assembly *a, const mr_frame_rec *rec) {
   const char *name = a->p->frames[rec->stream];
   if (rec->bytes > MR_ZFRAME_MAX || rec->text_bytes > MR_ZFRAME_MAX)
-    return mr_err_at(a->err, MR_E_DATA, name, 0, -1, "a frame of more than %zu MiB", MR_ZFRAME_MAX >> 20);
+    return mr_err_at(a->err, MR_E_DATA, name, 0, -1, "a frame of more than %zu MiB",
+                     MR_ZFRAME_MAX >> 20);
   char *buf = mr_mem_alloc((size_t)rec->bytes, 1);
   if (!buf)
     return nomem(a->err);
@@ -177,9 +181,11 @@ static mr_code load_frame(assembly *a, const mr_frame_rec *rec) {
   else if ((uint64_t)k != rec->bytes)
     rc = mr_err_at(a->err, MR_E_DATA, name, 0, (int64_t)rec->offset, "a frame is cut off");
   else
-    rc = mr_zframe_unpack(buf, (size_t)rec->bytes, (size_t)rec->text_bytes, name, &a->frame, a->err);
+    rc =
+        mr_zframe_unpack(buf, (size_t)rec->bytes, (size_t)rec->text_bytes, name, &a->frame, a->err);
   if (!rc && a->frame.len != rec->text_bytes)
-    rc = mr_err_at(a->err, MR_E_DATA, name, 0, (int64_t)rec->offset, "a frame has not the size in the journal");
+    rc = mr_err_at(a->err, MR_E_DATA, name, 0, (int64_t)rec->offset,
+                   "a frame has not the size in the journal");
   mr_mem_free(buf);
   return rc;
 }
@@ -212,7 +218,8 @@ static mr_code emit_sorted(assembly *a) {
   for (size_t i = 0; !rc && i < m->n; i++) {
     if (m->refs[i].row != a->emitted)
       return mr_err_at(a->err, MR_E_DATA, a->p->journal, 0, -1, "row %llu is %s in the journal",
-                       (unsigned long long)a->emitted, m->refs[i].row < a->emitted ? "twice" : "not");
+                       (unsigned long long)a->emitted,
+                       m->refs[i].row < a->emitted ? "twice" : "not");
     rc = emit(a, (mr_line_kind)m->refs[i].kind, m->text.data + m->refs[i].at, m->refs[i].bytes);
   }
   mr_text_clear(&m->text);
@@ -272,7 +279,8 @@ static mr_code emit_bucket(assembly *a, uint32_t b) {
     rc = bucket_name(a, b, &name);
     int fd = rc ? -1 : mr_sys_now->open(name.data, O_RDONLY, 0);
     if (!rc)
-      rc = fd < 0 ? mr_err_errno(a->err, MR_E_IO, name.data, "cannot open") : read_bucket(a, fd, name.data);
+      rc = fd < 0 ? mr_err_errno(a->err, MR_E_IO, name.data, "cannot open")
+                  : read_bucket(a, fd, name.data);
     if (fd >= 0)
       mr_sys_now->close(fd);
     if (!rc)
@@ -311,10 +319,16 @@ static void close_all(assembly *a) {
   mr_zpack_close(a->pack);
 }
 
-mr_code mr_assemble_run(const mr_paths *p, uint64_t rows, bool completion_order, size_t bucket_bytes,
-                        mr_assemble_sink sink, void *ctx, mr_err *err) {
-  assembly a = {.p = p, .rows = rows, .completion = completion_order, .sink = sink, .ctx = ctx, .err = err,
-                .bucket_bytes = bucket_bytes ? bucket_bytes : BUCKET_BYTES, .fd = {-1, -1}};
+mr_code mr_assemble_run(const mr_paths *p, uint64_t rows, bool completion_order,
+                        size_t bucket_bytes, mr_assemble_sink sink, void *ctx, mr_err *err) {
+  assembly a = {.p = p,
+                .rows = rows,
+                .completion = completion_order,
+                .sink = sink,
+                .ctx = ctx,
+                .err = err,
+                .bucket_bytes = bucket_bytes ? bucket_bytes : BUCKET_BYTES,
+                .fd = {-1, -1}};
   mr_code rc = open_all(&a);
   if (!rc && !completion_order)
     rc = make_buckets(&a);

@@ -19,7 +19,7 @@
 typedef struct reader {
   mr_check *c;
   const char *name;
-  bool results;         /* not the errors file */
+  bool results; /* not the errors file */
   uint64_t line;
   mr_idset ids;
   mr_err *err;
@@ -36,7 +36,8 @@ __attribute__((format(printf, 2, 3))) static void problem(mr_check *c, const cha
   mr_text_addf(&c->words, "%s\n", buf);
 }
 
-/* An error of a lower layer about a file is a finding here, unless it says nothing about the file. */
+/* An error of a lower layer about a file is a finding here, unless it says nothing about the file.
+ */
 static mr_code finding(mr_check *c, mr_code rc, mr_err *e, mr_err *err) {
   char buf[sizeof e->file + sizeof e->text + 64];
   if (rc == MR_OK)
@@ -66,9 +67,11 @@ static mr_code check_id(reader *r, const json_t *line) {
     problem(r->c, "%s:%" PRIu64 ": a result without an id", r->name, r->line);
     return MR_OK;
   }
-  mr_code rc = mr_idset_add(&r->ids, mr_hash_64(json_string_value(id), json_string_length(id)), &known, r->err);
+  mr_code rc = mr_idset_add(&r->ids, mr_hash_64(json_string_value(id), json_string_length(id)),
+                            &known, r->err);
   if (known)
-    problem(r->c, "%s:%" PRIu64 ": the id %.100s comes twice", r->name, r->line, json_string_value(id));
+    problem(r->c, "%s:%" PRIu64 ": the id %.100s comes twice", r->name, r->line,
+            json_string_value(id));
   return rc;
 }
 
@@ -79,7 +82,8 @@ static mr_code check_line(reader *r, const char *s, size_t len) {
   r->line++;
   r->results ? r->c->rows_ok++ : r->c->rows_failed++;
   if (!json_is_object(o)) {
-    problem(r->c, "%s:%" PRIu64 ": not a JSON object: %s", r->name, r->line, o ? "another value" : e.text);
+    problem(r->c, "%s:%" PRIu64 ": not a JSON object: %s", r->name, r->line,
+            o ? "another value" : e.text);
   } else if (r->results) {
     add_usage(r, o);
     rc = check_id(r, o);
@@ -155,9 +159,12 @@ static bool ends_with(const char *s, const char *end) {
   return n >= k && !strcmp(s + n - k, end);
 }
 
-static mr_code check_rows(mr_check *c, const char *path, bool results, const mr_manifest_file *f, mr_err *err) {
+static mr_code check_rows(mr_check *c, const char *path, bool results, const mr_manifest_file *f,
+                          mr_err *err) {
   reader r = {.c = c, .name = path, .results = results, .err = err};
-  mr_code rc = ends_with(path, ".zst") ? read_frames(&r, path) : f->bytes ? read_lines(&r, path) : MR_OK;
+  mr_code rc = ends_with(path, ".zst") ? read_frames(&r, path)
+               : f->bytes              ? read_lines(&r, path)
+                                       : MR_OK;
   mr_idset_free(&r.ids);
   if (!rc && r.line != f->lines)
     problem(c, "%s: %" PRIu64 " lines, and the manifest says %" PRIu64, path, r.line, f->lines);
@@ -192,11 +199,16 @@ static mr_code beside(const mr_paths *p, const char *name, mr_text *path, mr_err
 }
 
 static void compare_sums(mr_check *c, const mr_manifest *m) {
-  if (c->rows_ok != m->rows_ok || c->rows_failed != m->rows_failed || c->rows_ok + c->rows_failed != m->id.rows)
-    problem(c, "%" PRIu64 " results and %" PRIu64 " errors, and the manifest says %" PRIu64 " and %" PRIu64
-               " of %" PRIu64 " rows", c->rows_ok, c->rows_failed, m->rows_ok, m->rows_failed, m->id.rows);
+  if (c->rows_ok != m->rows_ok || c->rows_failed != m->rows_failed ||
+      c->rows_ok + c->rows_failed != m->id.rows)
+    problem(c,
+            "%" PRIu64 " results and %" PRIu64 " errors, and the manifest says %" PRIu64
+            " and %" PRIu64 " of %" PRIu64 " rows",
+            c->rows_ok, c->rows_failed, m->rows_ok, m->rows_failed, m->id.rows);
   if (c->prompt_tokens != m->prompt_tokens || c->output_tokens != m->output_tokens)
-    problem(c, "%" PRIu64 " prompt and %" PRIu64 " output tokens, and the manifest says %" PRIu64 " and %" PRIu64,
+    problem(c,
+            "%" PRIu64 " prompt and %" PRIu64 " output tokens, and the manifest says %" PRIu64
+            " and %" PRIu64,
             c->prompt_tokens, c->output_tokens, m->prompt_tokens, m->output_tokens);
 }
 
@@ -207,7 +219,8 @@ mr_code mr_check_finished(mr_check *c, const mr_paths *p, const mr_manifest *m, 
   c->rows = m->id.rows;
   for (int i = 0; !rc && i < m->n_files; i++) {
     const mr_manifest_file *f = &m->files[i];
-    bool errors = ends_with(f->name, ".errors.jsonl.zst"), report = strstr(f->name, ".report.") != NULL;
+    bool errors = ends_with(f->name, ".errors.jsonl.zst"),
+         report = strstr(f->name, ".report.") != NULL;
     rc = beside(p, f->name, &path, err);
     if (!rc)
       rc = check_file(c, path.data, f, err);
@@ -238,11 +251,12 @@ static bool frame_is_good(const state *s, const mr_frame_rec *rec) {
   if (rec->bytes == 0 || rec->bytes > MR_ZFRAME_MAX || rec->text_bytes > MR_ZFRAME_MAX)
     return false;
   char *buf = mr_mem_alloc((size_t)rec->bytes, 1);
-  bool good = buf && rec->offset == s->end[rec->stream] &&
-              mr_sys_pread_full(s->fd[rec->stream], buf, (size_t)rec->bytes, (off_t)rec->offset) ==
-                  (ssize_t)rec->bytes &&
-              mr_hash_64(buf, (size_t)rec->bytes) == rec->check &&
-              mr_zframe_unpack(buf, (size_t)rec->bytes, (size_t)rec->text_bytes, "", &t, &e) == MR_OK;
+  bool good =
+      buf && rec->offset == s->end[rec->stream] &&
+      mr_sys_pread_full(s->fd[rec->stream], buf, (size_t)rec->bytes, (off_t)rec->offset) ==
+          (ssize_t)rec->bytes &&
+      mr_hash_64(buf, (size_t)rec->bytes) == rec->check &&
+      mr_zframe_unpack(buf, (size_t)rec->bytes, (size_t)rec->text_bytes, "", &t, &e) == MR_OK;
   mr_mem_free(buf);
   mr_text_free(&t);
   return good;
@@ -286,7 +300,8 @@ mr_code mr_check_state(mr_check *c, const mr_paths *p, mr_err *err) {
     if (s.fd[i] >= 0)
       mr_sys_now->close(s.fd[i]);
   if (!rc && torn)
-    problem(c, "%s: %" PRIu64 " bytes at the end are not whole records; the next run cuts them off", p->journal, torn);
+    problem(c, "%s: %" PRIu64 " bytes at the end are not whole records; the next run cuts them off",
+            p->journal, torn);
   return finding(c, rc, &e, err);
 }
 

@@ -1,7 +1,8 @@
 /* check.h: whether a finished output is whole: what `millrace check` finds.
  *
- * Every byte of every file that the manifest lists goes into its digest; then the lines are read: how many, JSON or
- * not, ids that come twice among the results, token sums. Problems are collected, not only the first.
+ * Every byte of every file that the manifest lists goes into its digest; then the lines are read:
+ * how many, JSON or not, ids that come twice among the results, token sums. Problems are
+ * collected, not only the first.
  */
 #ifndef MR_JOBS_CHECK_H
 #define MR_JOBS_CHECK_H
@@ -13,10 +14,11 @@ typedef struct mr_check {
   uint64_t rows, rows_ok, rows_failed, prompt_tokens, output_tokens; /* as counted */
   uint64_t files, bytes;
   uint64_t problems;
-  mr_text words;            /* a line for each problem, at most 20 */
+  mr_text words; /* a line for each problem, at most 20 */
 } mr_check;
 
-/* MR_OK also when there are problems; an error only when a check could not be made (no memory, no such job). */
+/* MR_OK also when there are problems; an error only when a check could not be made (no memory, no
+ * such job). */
 mr_code mr_check_finished(mr_check *c, const mr_paths *p, const mr_manifest *m, mr_err *err);
 /* The state of an unfinished job: journal and frames. */
 mr_code mr_check_state(mr_check *c, const mr_paths *p, mr_err *err);

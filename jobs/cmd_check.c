@@ -1,4 +1,5 @@
-/* `millrace check OUT`: 0 whole; 65 not whole; 75 not finished, and whole so far; 66 nothing there. */
+/* `millrace check OUT`: 0 whole; 65 not whole; 75 not finished, and whole so far; 66 nothing there.
+ */
 #include <string.h>
 
 #include "io/json.h"
@@ -13,7 +14,9 @@ static void print_words(const mr_check *c, const char *name, bool finished) {
   if (c->words.data)
     fputs(c->words.data, stderr);
   printf("%s: %s: %s results and %s errors for %s rows, %s output tokens\n", name,
-         c->problems ? "NOT WHOLE" : finished ? "whole" : "not finished, whole so far",
+         c->problems ? "NOT WHOLE"
+         : finished  ? "whole"
+                     : "not finished, whole so far",
          mr_progress_count(c->rows_ok, a, sizeof a), mr_progress_count(c->rows_failed, b, sizeof b),
          mr_progress_count(c->rows, d, sizeof d), mr_progress_count(c->output_tokens, e, sizeof e));
 }
@@ -25,11 +28,12 @@ static mr_code print_json(const mr_check *c, bool finished, mr_err *err) {
     json_array_append_new(list, json_stringn(s, n));
     s += n + (s[n] == '\n');
   }
-  json_t *o = json_pack("{s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "whole", finished && !c->problems,
-                        "finished", finished, "rows", (json_int_t)c->rows, "rows_ok", (json_int_t)c->rows_ok,
-                        "rows_failed", (json_int_t)c->rows_failed, "prompt_tokens", (json_int_t)c->prompt_tokens,
-                        "output_tokens", (json_int_t)c->output_tokens, "files", (json_int_t)c->files, "bytes",
-                        (json_int_t)c->bytes, "problems", (json_int_t)c->problems, "words", list);
+  json_t *o = json_pack(
+      "{s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "whole", finished && !c->problems,
+      "finished", finished, "rows", (json_int_t)c->rows, "rows_ok", (json_int_t)c->rows_ok,
+      "rows_failed", (json_int_t)c->rows_failed, "prompt_tokens", (json_int_t)c->prompt_tokens,
+      "output_tokens", (json_int_t)c->output_tokens, "files", (json_int_t)c->files, "bytes",
+      (json_int_t)c->bytes, "problems", (json_int_t)c->problems, "words", list);
   char *text = o ? mr_json_dumps(o, JSON_PRESERVE_ORDER) : NULL;
   if (text)
     puts(text);
@@ -53,8 +57,8 @@ static mr_code look(mr_check *c, const mr_paths *p, bool *finished, mr_err *err)
   if (rc == MR_E_NOINPUT && mr_path_exists(p->run))
     return MR_OK; /* before the first record */
   if (rc == MR_E_NOINPUT)
-    return mr_err_at(err, rc, p->final[MR_FINAL_OUTPUT], 0, -1, "no job: neither %s nor %s is there",
-                     p->final[MR_FINAL_MANIFEST], p->run);
+    return mr_err_at(err, rc, p->final[MR_FINAL_OUTPUT], 0, -1,
+                     "no job: neither %s nor %s is there", p->final[MR_FINAL_MANIFEST], p->run);
   *err = e;
   return rc;
 }

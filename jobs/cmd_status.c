@@ -83,7 +83,8 @@ static void print_words(const status *s, const char *name) {
   printf("%s: %s", name, s->state);
   if (s->rows)
     printf(", %s of %s rows done (%.1f %%)", mr_progress_count(s->ok + s->failed, a, sizeof a),
-           mr_progress_count(s->rows, b, sizeof b), 100.0 * (double)(s->ok + s->failed) / (double)s->rows);
+           mr_progress_count(s->rows, b, sizeof b),
+           100.0 * (double)(s->ok + s->failed) / (double)s->rows);
   printf(", %s failed\n", mr_progress_count(s->failed, a, sizeof a));
   printf("  %s prompt tokens, %s output tokens\n", mr_progress_count(s->prompt_tokens, a, sizeof a),
          mr_progress_count(s->output_tokens, b, sizeof b));
@@ -94,12 +95,13 @@ static void print_words(const status *s, const char *name) {
 }
 
 static mr_code print_json(const status *s, mr_err *err) {
-  json_t *o = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:s, s:s}", "state", s->state, "rows",
-                        (json_int_t)s->rows, "rows_done", (json_int_t)(s->ok + s->failed), "rows_ok",
-                        (json_int_t)s->ok, "rows_failed", (json_int_t)s->failed, "rows_left",
-                        (json_int_t)(s->rows - s->ok - s->failed), "prompt_tokens", (json_int_t)s->prompt_tokens,
-                        "output_tokens", (json_int_t)s->output_tokens, "job_id", s->id.job_id, "created",
-                        (json_int_t)s->id.created, "numerics", s->id.numerics, "stopped_by", s->stopped_by);
+  json_t *o = json_pack(
+      "{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:s, s:s}", "state", s->state, "rows",
+      (json_int_t)s->rows, "rows_done", (json_int_t)(s->ok + s->failed), "rows_ok",
+      (json_int_t)s->ok, "rows_failed", (json_int_t)s->failed, "rows_left",
+      (json_int_t)(s->rows - s->ok - s->failed), "prompt_tokens", (json_int_t)s->prompt_tokens,
+      "output_tokens", (json_int_t)s->output_tokens, "job_id", s->id.job_id, "created",
+      (json_int_t)s->id.created, "numerics", s->id.numerics, "stopped_by", s->stopped_by);
   char *text = o ? mr_json_dumps(o, JSON_PRESERVE_ORDER) : NULL;
   if (text)
     puts(text);

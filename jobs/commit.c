@@ -1,5 +1,6 @@
 #include "jobs/commit.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/file.h>
@@ -22,8 +23,8 @@
 typedef struct stream {
   int fd;
   const char *path;
-  uint64_t end;        /* C3: where the last named frame ends */
-  mr_text text;        /* buffered lines */
+  uint64_t end; /* C3: where the last named frame ends */
+  mr_text text; /* buffered lines */
   mr_frame_line *lines;
   size_t n, cap;
   uint64_t prompt_tokens, output_tokens;
@@ -33,17 +34,17 @@ struct mr_commit {
   const mr_paths *paths;
   int lock_fd;
   mr_journal *journal;
-  mr_job_identity id;     /* options NULL: none yet */
+  mr_job_identity id; /* options NULL: none yet */
   mr_manifest manifest;
   bool finished;
   stream s[MR_STREAMS];
-  unsigned char *done;    /* [(rows + 7) / 8] bits: durable or buffered */
+  unsigned char *done; /* [(rows + 7) / 8] bits: durable or buffered */
   uint64_t n_done;
   mr_commit_totals t;
   mr_zpack *pack;
   mr_text frame, record;
-  double oldest_s;        /* when the oldest buffered line came; 0: nothing buffered */
-  bool broken;            /* C5 */
+  double oldest_s; /* when the oldest buffered line came; 0: nothing buffered */
+  bool broken;     /* C5 */
 };
 
 static mr_code nomem(mr_err *err) {
@@ -174,8 +175,11 @@ static mr_code cut_tails(mr_commit *c, mr_err *err) {
 }
 
 static mr_code open_state(mr_commit *c, mr_err *err) {
+  bool there = false;
   mr_code rc = open_streams(c, err);
-  if (!rc && mr_path_exists(c->paths->journal)) {
+  if (!rc)
+    rc = mr_path_look(c->paths->journal, &there, err);
+  if (!rc && there) {
     rc = mr_journal_open(&c->journal, c->paths->journal, replay, c, err);
     if (rc == MR_E_DATA) /* nothing in it can be used, and only the user may throw work away */
       rc = mr_err_set(err, MR_E_DATA, "remove %s to begin anew", c->paths->run);
@@ -183,22 +187,33 @@ static mr_code open_state(mr_commit *c, mr_err *err) {
   return rc ? rc : cut_tails(c, err);
 }
 
-/* A manifest counts when it is good and the files it lists are there in their sizes; `check` reads every byte. */
+/* A manifest counts when it is good and the files it lists are there in their sizes; `check` reads
+ * every byte. */
 static mr_code load_manifest(mr_commit *c, mr_err *err) {
   const char *path = c->paths->final[MR_FINAL_MANIFEST];
-  if (!path || !mr_path_exists(path))
-    return MR_OK;
-  mr_code rc = mr_manifest_load(&c->manifest, path, err);
+  bool there = false;
+  mr_code rc = path ? mr_path_look(path, &there, err) : MR_OK;
+  if (rc || !there)
+    return rc;
+  rc = mr_manifest_load(&c->manifest, path, err);
+  /* Before the state goes as litter: the run that named the manifest may have been killed before it
+   * synced the name. */
+  if (!rc)
+    rc = mr_durable_sync_parent(path, err);
   if (rc)
     return rc;
   for (int i = 0; i < MR_FINAL_REPORT_JSON; i++) {
     struct stat st;
     const mr_manifest_file *f = mr_manifest_find(&c->manifest, c->paths->final[i]);
-    bool there = mr_sys_now->stat(c->paths->final[i], &st) == 0;
+    there = mr_sys_now->stat(c->paths->final[i], &st) == 0;
+    if (!there && errno != ENOENT)
+      return mr_err_errno(err, MR_E_IO, c->paths->final[i], "cannot look at it");
     if (f ? !there || (uint64_t)st.st_size != f->bytes : i == MR_FINAL_OUTPUT)
       return mr_err_at(err, MR_E_DATA, c->paths->final[i], 0, -1,
-                       "the manifest says that this job is finished, but this file is not there or has another size; "
-                       "remove %s to run the job again", path);
+                       "the manifest says that this job is finished, but this file is not there or "
+                       "has another size; "
+                       "remove %s to run the job again",
+                       path);
   }
   c->finished = true;
   return MR_OK;
@@ -210,8 +225,10 @@ mr_code mr_commit_open(mr_commit **out, const mr_paths *p, mr_err *err) {
     return nomem(err);
   c->paths = p;
   c->lock_fd = c->s[0].fd = c->s[1].fd = -1;
-  bool was_there = mr_path_exists(p->run);
-  mr_code rc = mr_rundir_lock(p, &c->lock_fd, err);
+  bool was_there = true;
+  mr_code rc = mr_path_look(p->run, &was_there, err);
+  if (!rc)
+    rc = mr_rundir_lock(p, &c->lock_fd, err);
   if (!rc)
     rc = load_manifest(c, err);
   if (!rc && !c->finished) /* C7: beside a good manifest the state is litter */
@@ -242,9 +259,14 @@ const mr_manifest *mr_commit_finished(const mr_commit *c) {
 static mr_code refuse_existing(const mr_commit *c, mr_err *err) {
   for (int i = 0; i < MR_FINAL_REPORT_JSON; i++) {
     const char *path = c->paths->final[i];
-    if (path && mr_path_exists(path)) /* C8 */
-      return mr_err_at(err, MR_E_CANTCREATE, path, 0, -1,
-                       "exists already and is not the output of this job; choose another -o or remove it");
+    bool there = false;
+    mr_code rc = path ? mr_path_look(path, &there, err) : MR_OK;
+    if (rc)
+      return rc;
+    if (there) /* C8 */
+      return mr_err_at(
+          err, MR_E_CANTCREATE, path, 0, -1,
+          "exists already and is not the output of this job; choose another -o or remove it");
   }
   return MR_OK;
 }
@@ -263,7 +285,8 @@ static mr_code bind_new(mr_commit *c, mr_job_identity *id, mr_err *err) {
   if (!text || !c->done)
     rc = nomem(err);
   if (!rc)
-    rc = mr_durable_sync_dir(c->paths->run, err); /* the names of the frame files, before a record needs them */
+    rc = mr_durable_sync_dir(c->paths->run, err); /* the names of the frame files, before a record
+                                                     needs them */
   if (!rc)
     rc = mr_journal_create(&c->journal, c->paths->journal, text, strlen(text), err);
   mr_mem_free(text);
@@ -279,8 +302,9 @@ mr_code mr_commit_bind(mr_commit *c, mr_job_identity *id, mr_err *err) {
   mr_identity_differ(old, id, &words);
   mr_code rc = words.failed ? nomem(err) : MR_OK;
   if (words.len)
-    rc = mr_err_at(err, MR_E_DATA, c->finished ? c->paths->final[MR_FINAL_MANIFEST] : c->paths->run, 0, -1,
-                   "belongs to another job: %s; choose another -o, or remove it to begin anew", words.data);
+    rc = mr_err_at(
+        err, MR_E_DATA, c->finished ? c->paths->final[MR_FINAL_MANIFEST] : c->paths->run, 0, -1,
+        "belongs to another job: %s; choose another -o, or remove it to begin anew", words.data);
   mr_text_free(&words);
   if (rc)
     return rc;
@@ -317,9 +341,14 @@ static mr_code write_frame(mr_commit *c, int i, mr_err *err) {
   mr_code rc = mr_zpack_frame(c->pack, s->text.data, s->text.len, &c->frame, err);
   if (rc)
     return rc;
-  mr_frame_rec rec = {.stream = (mr_line_kind)i, .offset = s->end, .bytes = c->frame.len, .text_bytes = s->text.len,
-                      .prompt_tokens = s->prompt_tokens, .output_tokens = s->output_tokens,
-                      .check = mr_hash_64(c->frame.data, c->frame.len), .n_lines = s->n};
+  mr_frame_rec rec = {.stream = (mr_line_kind)i,
+                      .offset = s->end,
+                      .bytes = c->frame.len,
+                      .text_bytes = s->text.len,
+                      .prompt_tokens = s->prompt_tokens,
+                      .output_tokens = s->output_tokens,
+                      .check = mr_hash_64(c->frame.data, c->frame.len),
+                      .n_lines = s->n};
   mr_framerec_encode(&rec, s->lines, &c->record);
   if (c->record.failed)
     return nomem(err);
@@ -336,7 +365,8 @@ static mr_code write_frame(mr_commit *c, int i, mr_err *err) {
 }
 
 static mr_code broken(const mr_commit *c, mr_err *err) {
-  return mr_err_at(err, MR_E_IO, c->paths->run, 0, -1, "an earlier write failed; run the job again to resume it");
+  return mr_err_at(err, MR_E_IO, c->paths->run, 0, -1,
+                   "an earlier write failed; run the job again to resume it");
 }
 
 static mr_code flush_stream(mr_commit *c, int i, mr_err *err) {
@@ -364,17 +394,20 @@ mr_code mr_commit_tick(mr_commit *c, mr_err *err) {
   return MR_OK;
 }
 
-mr_code mr_commit_add(mr_commit *c, const mr_line_info *line, const char *text, size_t len, mr_err *err) {
+mr_code mr_commit_add(mr_commit *c, const mr_line_info *line, const char *text, size_t len,
+                      mr_err *err) {
   stream *s = &c->s[line->kind];
   if (c->broken)
     return broken(c, err);
   if (line->row >= c->id.rows || len == 0 || text[len - 1] != '\n')
-    return mr_err_set(err, MR_E_INTERNAL, "row %llu: not a line of this job", (unsigned long long)line->row);
+    return mr_err_set(err, MR_E_INTERNAL, "row %llu: not a line of this job",
+                      (unsigned long long)line->row);
   if (len > MR_ZFRAME_MAX / 2)
     return mr_err_set(err, MR_E_DATA, "row %llu: its result has %zu bytes; the limit is %zu",
                       (unsigned long long)line->row, len, MR_ZFRAME_MAX / 2);
   if (!set_done(c, line->row))
-    return mr_err_set(err, MR_E_INTERNAL, "row %llu was finished twice", (unsigned long long)line->row);
+    return mr_err_set(err, MR_E_INTERNAL, "row %llu was finished twice",
+                      (unsigned long long)line->row);
   mr_text_add(&s->text, text, len);
   if (!mr_mem_grow((void **)&s->lines, &s->cap, s->n + 1, sizeof *s->lines) || s->text.failed) {
     c->broken = true;
@@ -385,7 +418,8 @@ mr_code mr_commit_add(mr_commit *c, const mr_line_info *line, const char *text, 
   s->output_tokens += line->output_tokens;
   if (c->oldest_s == 0)
     c->oldest_s = mr_sys_seconds();
-  return s->n >= FRAME_LINES || s->text.len >= FRAME_BYTES ? flush_stream(c, line->kind, err) : mr_commit_tick(c, err);
+  return s->n >= FRAME_LINES || s->text.len >= FRAME_BYTES ? flush_stream(c, line->kind, err)
+                                                           : mr_commit_tick(c, err);
 }
 
 mr_code mr_commit_note_run(mr_commit *c, const json_t *figures, mr_err *err) {
@@ -411,7 +445,8 @@ static mr_code to_final(void *ctx, mr_line_kind kind, const char *line, size_t l
   return mr_outfile_line(f->file[kind], line, len, err);
 }
 
-static mr_code open_finals(mr_commit *c, finals *f, mr_output_format format, int level, mr_err *err) {
+static mr_code open_finals(mr_commit *c, finals *f, mr_output_format format, int level,
+                           mr_err *err) {
   mr_code rc = mr_outfile_open(&f->file[0], c->paths->made[MR_FINAL_OUTPUT], format, level, err);
   if (format == MR_OUT_STDOUT)
     f->file[1] = f->file[0];
@@ -427,8 +462,8 @@ static mr_code end_final(mr_commit *c, mr_outfile *o, int final, mr_manifest *m,
   return rc || !name ? rc : mr_manifest_add_file(m, name, info.digest, info.bytes, info.lines, err);
 }
 
-mr_code mr_commit_assemble(mr_commit *c, mr_output_format format, int zstd_level, bool completion_order,
-                           mr_manifest *m, mr_err *err) {
+mr_code mr_commit_assemble(mr_commit *c, mr_output_format format, int zstd_level,
+                           bool completion_order, mr_manifest *m, mr_err *err) {
   finals f = {{NULL, NULL}};
   mr_code rc = mr_commit_flush(c, err);
   if (!rc)
@@ -452,7 +487,8 @@ mr_code mr_commit_assemble(mr_commit *c, mr_output_format format, int zstd_level
   return rc;
 }
 
-mr_code mr_commit_put(mr_commit *c, int final, const void *bytes, size_t len, mr_manifest *m, mr_err *err) {
+mr_code mr_commit_put(mr_commit *c, int final, const void *bytes, size_t len, mr_manifest *m,
+                      mr_err *err) {
   char hex[MR_HASH_HEX];
   mr_hash_hex(bytes, len, hex);
   mr_code rc = mr_durable_write(c->paths->made[final], bytes, len, err);
@@ -481,7 +517,8 @@ mr_code mr_commit_publish(mr_commit *c, const mr_manifest *m, mr_err *err) {
   if (!rc)
     rc = name_finals(c, m, err);
   if (!rc)
-    rc = mr_durable_rename(c->paths->made[MR_FINAL_MANIFEST], c->paths->final[MR_FINAL_MANIFEST], err);
+    rc = mr_durable_rename(c->paths->made[MR_FINAL_MANIFEST], c->paths->final[MR_FINAL_MANIFEST],
+                           err);
   mr_text_free(&t);
   return rc ? rc : mr_commit_discard(c, err);
 }

@@ -51,21 +51,24 @@ void mr_framerec_encode(const mr_frame_rec *rec, const mr_frame_line *lines, mr_
 
 bool mr_framerec_next(const mr_frame_rec *rec, const unsigned char **p, mr_frame_line *l) {
   uint64_t z, n;
-  if (*p >= rec->end || !get_varint(p, rec->end, &z) || !get_varint(p, rec->end, &n) || n > UINT32_MAX)
+  if (*p >= rec->end || !get_varint(p, rec->end, &z) || !get_varint(p, rec->end, &n) ||
+      n > UINT32_MAX)
     return false;
   l->row = unzigzag(l->row, z);
   l->bytes = (uint32_t)n;
   return true;
 }
 
-bool mr_framerec_decode(mr_frame_rec *rec, const unsigned char *payload, size_t len, uint64_t rows) {
+bool mr_framerec_decode(mr_frame_rec *rec, const unsigned char *payload, size_t len,
+                        uint64_t rows) {
   const unsigned char *p = payload, *end = payload + len;
   if (len < 1 || *p >= MR_STREAMS)
     return false;
   *rec = (mr_frame_rec){.stream = (mr_line_kind)*p++, .end = end};
   if (!get_varint(&p, end, &rec->offset) || !get_varint(&p, end, &rec->bytes) ||
       !get_varint(&p, end, &rec->text_bytes) || !get_varint(&p, end, &rec->prompt_tokens) ||
-      !get_varint(&p, end, &rec->output_tokens) || !get_varint(&p, end, &rec->n_lines) || end - p < 8)
+      !get_varint(&p, end, &rec->output_tokens) || !get_varint(&p, end, &rec->n_lines) ||
+      end - p < 8)
     return false;
   for (int i = 0; i < 8; i++)
     rec->check |= (uint64_t)*p++ << (8 * i);

@@ -26,16 +26,16 @@ mr_code mr_identity_set_options(mr_job_identity *id, json_t *options, mr_err *er
 
 void mr_identity_make_id(mr_job_identity *id) {
   char all[512];
-  int n = snprintf(all, sizeof all, "%s %s %s %s %lld", id->input_digest, id->model_digest, id->options_digest,
-                   id->numerics, (long long)id->created);
+  int n = snprintf(all, sizeof all, "%s %s %s %s %lld", id->input_digest, id->model_digest,
+                   id->options_digest, id->numerics, (long long)id->created);
   mr_hash_hex(all, (size_t)n, id->job_id);
 }
 
 json_t *mr_identity_to_json(const mr_job_identity *id) {
   return json_pack("{s:s, s:I, s:s, s:s, s:s, s:s, s:I, s:O}", "job_id", id->job_id, "created",
-                   (json_int_t)id->created, "input_digest", id->input_digest, "model_digest", id->model_digest,
-                   "options_digest", id->options_digest, "numerics", id->numerics, "rows", (json_int_t)id->rows,
-                   "options", id->options);
+                   (json_int_t)id->created, "input_digest", id->input_digest, "model_digest",
+                   id->model_digest, "options_digest", id->options_digest, "numerics", id->numerics,
+                   "rows", (json_int_t)id->rows, "options", id->options);
 }
 
 static bool take_hex(char to[MR_HASH_HEX], const char *hex) {
@@ -50,13 +50,14 @@ mr_code mr_identity_from_json(mr_job_identity *id, const json_t *o, mr_err *err)
   json_int_t created, rows;
   json_t *opts, *root = (json_t *)(uintptr_t)o; /* jansson's unpack only reads */
   memset(id, 0, sizeof *id);
-  if (json_unpack(root, "{s:s, s:I, s:s, s:s, s:s, s:s, s:I, s:o}", "job_id", &job, "created", &created,
-                  "input_digest", &input, "model_digest", &model, "options_digest", &options, "numerics", &numerics,
-                  "rows", &rows, "options", &opts) ||
-      !take_hex(id->job_id, job) || !take_hex(id->input_digest, input) || !take_hex(id->model_digest, model) ||
-      !take_hex(id->options_digest, options) || strlen(numerics) >= sizeof id->numerics || rows < 0 ||
-      !json_is_object(opts))
-    return mr_err_set(err, MR_E_DATA, "the identity of the job in it is damaged or of another version");
+  if (json_unpack(root, "{s:s, s:I, s:s, s:s, s:s, s:s, s:I, s:o}", "job_id", &job, "created",
+                  &created, "input_digest", &input, "model_digest", &model, "options_digest",
+                  &options, "numerics", &numerics, "rows", &rows, "options", &opts) ||
+      !take_hex(id->job_id, job) || !take_hex(id->input_digest, input) ||
+      !take_hex(id->model_digest, model) || !take_hex(id->options_digest, options) ||
+      strlen(numerics) >= sizeof id->numerics || rows < 0 || !json_is_object(opts))
+    return mr_err_set(err, MR_E_DATA,
+                      "the identity of the job in it is damaged or of another version");
   memcpy(id->numerics, numerics, strlen(numerics) + 1);
   id->created = created;
   id->rows = (uint64_t)rows;
@@ -110,7 +111,8 @@ void mr_identity_differ(const mr_job_identity *old, const mr_job_identity *now, 
   if (strcmp(old->options_digest, now->options_digest) != 0)
     differ_options(old->options, now->options, words);
   if (strcmp(old->numerics, now->numerics) != 0)
-    mr_text_addf(words, "%sthe numerics (%s, was %s)", words->len ? "; " : "", now->numerics, old->numerics);
+    mr_text_addf(words, "%sthe numerics (%s, was %s)", words->len ? "; " : "", now->numerics,
+                 old->numerics);
 }
 
 mr_code mr_identity_copy(mr_job_identity *to, const mr_job_identity *from, mr_err *err) {

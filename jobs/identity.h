@@ -1,7 +1,9 @@
-/* identity.h: what a job's state and its outputs are bound to, and in words how two of them differ.
+/* identity.h: what a job's state and its outputs are bound to, and in words how two of them
+ * differ.
  *
- * Two runs with equal identities write the same bytes; anything that could change a byte of the output is in here.
- * The job's id and its first start are carried along (ids in the results derive from them) but not compared.
+ * Two runs with equal identities write the same bytes; anything that could change a byte of the
+ * output is in here. The job's id and its first start are carried along (ids in the results
+ * derive from them) but not compared.
  */
 #ifndef MR_JOBS_IDENTITY_H
 #define MR_JOBS_IDENTITY_H
@@ -13,23 +15,25 @@
 
 typedef struct mr_job_identity {
   char job_id[MR_HASH_HEX];
-  int64_t created;                    /* first start, seconds since 1970 */
-  char input_digest[MR_HASH_HEX];     /* of the decompressed text of all inputs in order */
-  char model_digest[MR_HASH_HEX];     /* of the model file's bytes */
-  char options_digest[MR_HASH_HEX];   /* of `options`, dumped with sorted keys */
-  char numerics[160];                 /* what the bits of a result depend on beside the model: mode, isa, ... */
+  int64_t created;                  /* first start, seconds since 1970 */
+  char input_digest[MR_HASH_HEX];   /* of the decompressed text of all inputs in order */
+  char model_digest[MR_HASH_HEX];   /* of the model file's bytes */
+  char options_digest[MR_HASH_HEX]; /* of `options`, dumped with sorted keys */
+  char numerics[160]; /* what the bits of a result depend on beside the model: mode, isa, ... */
   uint64_t rows;
-  json_t *options;                    /* the result-changing options themselves, to say what differs; owned */
+  json_t *options; /* the result-changing options themselves, to say what differs; owned */
 } mr_job_identity;
 
 /* Sets options (takes the reference) and their digest. MR_E_NOMEM. */
 mr_code mr_identity_set_options(mr_job_identity *id, json_t *options, mr_err *err);
 /* job_id from the digests and `created`. */
 void mr_identity_make_id(mr_job_identity *id);
-/* As a JSON object (owned by the caller, NULL: out of memory) and back; MR_E_DATA when a member is missing or odd. */
+/* As a JSON object (owned by the caller, NULL: out of memory) and back; MR_E_DATA when a member is
+ * missing or odd. */
 json_t *mr_identity_to_json(const mr_job_identity *id);
 mr_code mr_identity_from_json(mr_job_identity *id, const json_t *o, mr_err *err);
-/* Appends what differs, in words ("the model file; option max-tokens (64, was 32)"); adds nothing if they are equal. */
+/* Appends what differs, in words ("the model file; option max-tokens (64, was 32)"); adds nothing
+ * if they are equal. */
 void mr_identity_differ(const mr_job_identity *old, const mr_job_identity *now, mr_text *words);
 mr_code mr_identity_copy(mr_job_identity *to, const mr_job_identity *from, mr_err *err);
 void mr_identity_free(mr_job_identity *id); /* frees what it owns and zeroes it */

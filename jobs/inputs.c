@@ -39,7 +39,8 @@ static mr_code add_file(json_t *list, const char *path, mr_err *err) {
     size = st.st_size;
     mtime_ns = (json_int_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
   }
-  json_t *o = json_pack("{s:o, s:I, s:I}", "path", path_text(path), "size", size, "mtime_ns", mtime_ns);
+  json_t *o =
+      json_pack("{s:o, s:I, s:I}", "path", path_text(path), "size", size, "mtime_ns", mtime_ns);
   return json_array_append_new(list, o) ? nomem(err) : MR_OK;
 }
 
@@ -65,9 +66,8 @@ bool mr_inputs_equal(const json_t *a, const json_t *b) {
   json_t *o;
   if (!a || !b || !json_equal(a, b))
     return false;
-  json_array_foreach((json_t *)(uintptr_t)a, i, o)
-    if (json_integer_value(json_object_get(o, "size")) < 0)
-      return false;
+  json_array_foreach((json_t *)(uintptr_t)a, i,
+                     o) if (json_integer_value(json_object_get(o, "size")) < 0) return false;
   return true;
 }
 
@@ -83,12 +83,13 @@ uint64_t mr_inputs_bytes(const json_t *list) {
 }
 
 static json_t *all_of(const json_t *list, const mr_job_identity *id) {
-  return json_pack("{s:s, s:s, s:s, s:s, s:I, s:O}", "version", MR_VERSION, "options_digest", id->options_digest,
-                   "model_digest", id->model_digest, "numerics", id->numerics, "created", (json_int_t)id->created,
-                   "inputs", (json_t *)(uintptr_t)list);
+  return json_pack("{s:s, s:s, s:s, s:s, s:I, s:O}", "version", MR_VERSION, "options_digest",
+                   id->options_digest, "model_digest", id->model_digest, "numerics", id->numerics,
+                   "created", (json_int_t)id->created, "inputs", (json_t *)(uintptr_t)list);
 }
 
-mr_code mr_inputs_save(const char *path, const json_t *list, const mr_job_identity *id, mr_err *err) {
+mr_code mr_inputs_save(const char *path, const json_t *list, const mr_job_identity *id,
+                       mr_err *err) {
   json_t *o = all_of(list, id);
   char *text = o ? mr_json_dumps(o, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
   mr_code rc = text ? mr_durable_write(path, text, strlen(text), err) : nomem(err);
@@ -116,7 +117,8 @@ static json_t *load(const char *path) {
 
 bool mr_inputs_match(const char *path, const json_t *list, const mr_job_identity *id) {
   json_t *old = load(path), *now = all_of(list, id);
-  bool same = old && now && json_equal(old, now) && mr_inputs_equal(json_object_get(old, "inputs"), list);
+  bool same =
+      old && now && json_equal(old, now) && mr_inputs_equal(json_object_get(old, "inputs"), list);
   json_decref(old);
   json_decref(now);
   return same;

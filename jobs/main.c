@@ -28,7 +28,8 @@ static const command commands[] = {
 
 static void print_help(void) {
   puts("usage: millrace COMMAND [ARGUMENTS]\n\n"
-       "An offline batch runner for language models: JSONL rows in, JSONL results out, resumable at any moment.\n\n"
+       "An offline batch runner for language models: JSONL rows in, JSONL results out, resumable "
+       "at any moment.\n\n"
        "commands:");
   for (size_t i = 0; i < N_COMMANDS; i++) {
     char name[64];
@@ -50,8 +51,8 @@ static int unknown(const char *word, const char *of) {
       names[n++] = name;
   }
   const char *near = mr_nearest(word, names, n);
-  fprintf(stderr, "millrace: unknown command %s%s%s%s%s%s; see millrace --help\n", of ? of : "", of ? " " : "", word,
-          near ? ": did you mean " : "", near ? near : "", near ? "?" : "");
+  fprintf(stderr, "millrace: unknown command %s%s%s%s%s%s; see millrace --help\n", of ? of : "",
+          of ? " " : "", word, near ? ": did you mean " : "", near ? near : "", near ? "?" : "");
   return MR_E_USAGE;
 }
 

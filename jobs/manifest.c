@@ -19,8 +19,8 @@ static const char *last_part(const char *path) {
   return slash ? slash + 1 : path;
 }
 
-mr_code mr_manifest_add_file(mr_manifest *m, const char *path, const char digest[MR_HASH_HEX], uint64_t bytes,
-                             uint64_t lines, mr_err *err) {
+mr_code mr_manifest_add_file(mr_manifest *m, const char *path, const char digest[MR_HASH_HEX],
+                             uint64_t bytes, uint64_t lines, mr_err *err) {
   if (m->n_files == MR_MANIFEST_FILES)
     return mr_err_set(err, MR_E_INTERNAL, "more than %d files in a manifest", MR_MANIFEST_FILES);
   mr_manifest_file *f = &m->files[m->n_files];
@@ -39,8 +39,9 @@ static json_t *files_to_json(const mr_manifest *m) {
   json_t *a = json_array();
   for (int i = 0; i < m->n_files; i++) {
     const mr_manifest_file *f = &m->files[i];
-    json_array_append_new(a, json_pack("{s:s, s:s, s:I, s:I}", "name", f->name, "xxh3_128", f->digest, "bytes",
-                                       (json_int_t)f->bytes, "lines", (json_int_t)f->lines));
+    json_array_append_new(a,
+                          json_pack("{s:s, s:s, s:I, s:I}", "name", f->name, "xxh3_128", f->digest,
+                                    "bytes", (json_int_t)f->bytes, "lines", (json_int_t)f->lines));
   }
   if (json_array_size(a) == (size_t)m->n_files)
     return a;
@@ -49,12 +50,13 @@ static json_t *files_to_json(const mr_manifest *m) {
 }
 
 static json_t *to_json(const mr_manifest *m) {
-  return json_pack("{s:i, s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:b, s:o, s:o}", "manifest", 1, "version", MR_VERSION,
-                   "identity", mr_identity_to_json(&m->id), "rows", (json_int_t)m->id.rows, "rows_ok",
-                   (json_int_t)m->rows_ok, "rows_failed", (json_int_t)m->rows_failed, "prompt_tokens",
-                   (json_int_t)m->prompt_tokens, "output_tokens", (json_int_t)m->output_tokens, "completion_order",
-                   m->completion_order, "inputs", m->inputs ? json_incref(m->inputs) : json_null(), "files",
-                   files_to_json(m));
+  return json_pack("{s:i, s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:b, s:o, s:o}", "manifest", 1,
+                   "version", MR_VERSION, "identity", mr_identity_to_json(&m->id), "rows",
+                   (json_int_t)m->id.rows, "rows_ok", (json_int_t)m->rows_ok, "rows_failed",
+                   (json_int_t)m->rows_failed, "prompt_tokens", (json_int_t)m->prompt_tokens,
+                   "output_tokens", (json_int_t)m->output_tokens, "completion_order",
+                   m->completion_order, "inputs", m->inputs ? json_incref(m->inputs) : json_null(),
+                   "files", files_to_json(m));
 }
 
 /* Adds the digest of the object to it and dumps it. `o` has no "digest" yet. */
@@ -83,7 +85,8 @@ mr_code mr_manifest_dump(const mr_manifest *m, mr_text *out, mr_err *err) {
 static mr_code take_file(mr_manifest *m, json_t *o, mr_err *err) {
   const char *name, *hex;
   json_int_t bytes, lines;
-  if (json_unpack(o, "{s:s, s:s, s:I, s:I}", "name", &name, "xxh3_128", &hex, "bytes", &bytes, "lines", &lines) ||
+  if (json_unpack(o, "{s:s, s:s, s:I, s:I}", "name", &name, "xxh3_128", &hex, "bytes", &bytes,
+                  "lines", &lines) ||
       strlen(hex) != MR_HASH_HEX - 1 || bytes < 0 || lines < 0 || !*name || strchr(name, '/'))
     return mr_err_set(err, MR_E_DATA, "the manifest's list of files is damaged");
   return mr_manifest_add_file(m, name, hex, (uint64_t)bytes, (uint64_t)lines, err);
@@ -94,9 +97,10 @@ static mr_code from_json(mr_manifest *m, json_t *o, mr_err *err) {
   int completion;
   json_t *id, *inputs, *files, *f;
   size_t i;
-  if (json_unpack(o, "{s:I, s:o, s:I, s:I, s:I, s:I, s:b, s:o, s:o}", "manifest", &format, "identity", &id, "rows_ok",
-                  &ok, "rows_failed", &failed, "prompt_tokens", &prompt, "output_tokens", &output, "completion_order",
-                  &completion, "inputs", &inputs, "files", &files) ||
+  if (json_unpack(o, "{s:I, s:o, s:I, s:I, s:I, s:I, s:b, s:o, s:o}", "manifest", &format,
+                  "identity", &id, "rows_ok", &ok, "rows_failed", &failed, "prompt_tokens", &prompt,
+                  "output_tokens", &output, "completion_order", &completion, "inputs", &inputs,
+                  "files", &files) ||
       format != 1 || !json_is_array(files))
     return mr_err_set(err, MR_E_DATA, "not a manifest of this version of millrace");
   mr_code rc = mr_identity_from_json(&m->id, id, err);
@@ -106,8 +110,7 @@ static mr_code from_json(mr_manifest *m, json_t *o, mr_err *err) {
   m->output_tokens = (uint64_t)output;
   m->completion_order = completion;
   m->inputs = json_is_null(inputs) ? NULL : json_incref(inputs);
-  json_array_foreach(files, i, f)
-    rc = rc ? rc : take_file(m, f, err);
+  json_array_foreach(files, i, f) rc = rc ? rc : take_file(m, f, err);
   return rc;
 }
 
@@ -115,13 +118,16 @@ static mr_code from_json(mr_manifest *m, json_t *o, mr_err *err) {
 static mr_code load_bytes(mr_manifest *m, const char *bytes, size_t len, mr_err *err) {
   mr_text again = {0};
   json_t *o = json_loadb(bytes, len, 0, NULL);
-  mr_code rc = json_is_object(o) ? MR_OK : mr_err_set(err, MR_E_DATA, "the manifest is damaged: not a JSON object");
+  mr_code rc = json_is_object(o)
+                   ? MR_OK
+                   : mr_err_set(err, MR_E_DATA, "the manifest is damaged: not a JSON object");
   if (!rc) {
     json_object_del(o, "digest");
     rc = dump_signed(o, &again, err);
   }
   if (!rc && (again.len != len || memcmp(again.data, bytes, len) != 0))
-    rc = mr_err_set(err, MR_E_DATA, "the manifest is damaged: its digest does not match its content");
+    rc = mr_err_set(err, MR_E_DATA,
+                    "the manifest is damaged: its digest does not match its content");
   if (!rc)
     rc = from_json(m, o, err);
   json_decref(o);

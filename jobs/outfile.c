@@ -25,7 +25,7 @@ struct mr_outfile {
   mr_text text, frame; /* lines not yet written; the packed frame */
   int text_lines;
   uint64_t bytes, lines;
-  int write_errno;     /* of a write inside libarchive's callback */
+  int write_errno; /* of a write inside libarchive's callback */
 };
 
 static mr_code nomem(mr_err *err) {
@@ -69,15 +69,16 @@ static mr_code gz_open(mr_outfile *o, mr_err *err) {
     archive_entry_set_filetype(e, AE_IFREG);
     if (archive_write_set_format_raw(o->gz) || archive_write_add_filter_gzip(o->gz) ||
         archive_write_set_filter_option(o->gz, "gzip", "timestamp", NULL) ||
-        archive_write_set_bytes_in_last_block(o->gz, 1) || archive_write_open(o->gz, o, NULL, gz_write, NULL) ||
-        archive_write_header(o->gz, e))
+        archive_write_set_bytes_in_last_block(o->gz, 1) ||
+        archive_write_open(o->gz, o, NULL, gz_write, NULL) || archive_write_header(o->gz, e))
       rc = gz_failed(o, err);
   }
   archive_entry_free(e);
   return rc;
 }
 
-mr_code mr_outfile_open(mr_outfile **out, const char *path, mr_output_format format, int zstd_level, mr_err *err) {
+mr_code mr_outfile_open(mr_outfile **out, const char *path, mr_output_format format, int zstd_level,
+                        mr_err *err) {
   mr_outfile *o = mr_mem_alloc(1, sizeof *o);
   if (!o)
     return nomem(err);

@@ -4,9 +4,10 @@
  *     now.phase = "preflight"; ... mr_progress_update(p, &now, false);     as often as you like
  *     mr_progress_close(p);
  *
- * bar: one line redrawn at most five times a second; line: a line each 30 s and at a change of phase; json: an object a
- * line each 5 s and at a change of phase. auto is bar on a terminal, else line. Failing writes are ignored.
- * The metrics file (Prometheus text format) is replaced atomically each 15 s and at the end.
+ * bar: one line redrawn at most five times a second; line: a line each 30 s and at a change of
+ * phase; json: an object a line each 5 s and at a change of phase. auto is bar on a terminal,
+ * else line. Failing writes are ignored. The metrics file (Prometheus text format) is replaced
+ * atomically each 15 s and at the end.
  */
 #ifndef MR_JOBS_PROGRESS_H
 #define MR_JOBS_PROGRESS_H
@@ -17,15 +18,16 @@
 typedef struct mr_progress mr_progress;
 
 typedef struct mr_progress_now {
-  const char *phase;              /* "preflight", "load", "run", "assemble", "done", "stopped" */
+  const char *phase; /* "preflight", "load", "run", "assemble", "done", "stopped" */
   uint64_t rows, rows_done, rows_failed; /* rows 0: not yet known; done counts failed rows too */
   uint64_t prompt_tokens, output_tokens; /* computed by this run */
-  double work, work_done;         /* weighted tokens in all, and finished: the base of the ETA */
-  int batch;                      /* sequences in flight */
-  uint64_t memory_bytes;          /* peak resident */
+  double work, work_done; /* weighted tokens in all, and finished: the base of the ETA */
+  int batch;              /* sequences in flight */
+  uint64_t memory_bytes;  /* peak resident */
 } mr_progress_now;
 
-mr_code mr_progress_open(mr_progress **out, mr_progress_kind kind, const char *metrics_file, mr_err *err);
+mr_code mr_progress_open(mr_progress **out, mr_progress_kind kind, const char *metrics_file,
+                         mr_err *err);
 /* `force`: now, whatever was printed when (SIGUSR1). */
 void mr_progress_update(mr_progress *p, const mr_progress_now *now, bool force);
 void mr_progress_close(mr_progress *p); /* ends the bar's line; NULL is fine */

@@ -58,7 +58,8 @@ void mr_report_row(mr_report *r, const mr_result *res) {
 static void merge_points(mr_timeline *t) {
   for (int i = 0; i < t->n / 2; i++) {
     const mr_timeline_point *a = &t->point[2 * i], *b = a + 1;
-    t->point[i] = (mr_timeline_point){a->seconds + b->seconds, a->tokens + b->tokens, a->batch + b->batch};
+    t->point[i] =
+        (mr_timeline_point){a->seconds + b->seconds, a->tokens + b->tokens, a->batch + b->batch};
   }
   t->n /= 2;
   t->step_s *= 2;
@@ -90,21 +91,22 @@ static json_t *count(uint64_t n) {
 }
 
 static json_t *latency(const mr_histogram *h) {
-  return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "p50", real(1e3 * mr_histogram_quantile(h, 0.50)), "p90",
-                   real(1e3 * mr_histogram_quantile(h, 0.90)), "p99", real(1e3 * mr_histogram_quantile(h, 0.99)),
-                   "mean", real(h->n ? 1e3 * h->sum_s / (double)h->n : 0), "max", real(1e3 * h->max_s), "rows",
-                   count(h->n));
+  return json_pack(
+      "{s:o, s:o, s:o, s:o, s:o, s:o}", "p50", real(1e3 * mr_histogram_quantile(h, 0.50)), "p90",
+      real(1e3 * mr_histogram_quantile(h, 0.90)), "p99", real(1e3 * mr_histogram_quantile(h, 0.99)),
+      "mean", real(h->n ? 1e3 * h->sum_s / (double)h->n : 0), "max", real(1e3 * h->max_s), "rows",
+      count(h->n));
 }
 
 static json_t *seconds(const mr_report *r) {
   const mr_engine_stats *s = &r->stats;
   double known = r->preflight_s + r->load_s + r->run_s + r->commit_s + r->assemble_s;
   double other = r->total_s > known ? r->total_s - known : 0;
-  return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:{s:o, s:o, s:o, s:o}}", "preflight", real(r->preflight_s),
-                   "load", real(r->load_s), "run", real(r->run_s), "commit", real(r->commit_s), "assemble",
-                   real(r->assemble_s), "other", real(other), "total", real(r->total_s), "steps", "gemm",
-                   real(s->gemm_s), "attention", real(s->attn_s), "sampling", real(s->sample_s), "other",
-                   real(s->other_s));
+  return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:{s:o, s:o, s:o, s:o}}", "preflight",
+                   real(r->preflight_s), "load", real(r->load_s), "run", real(r->run_s), "commit",
+                   real(r->commit_s), "assemble", real(r->assemble_s), "other", real(other),
+                   "total", real(r->total_s), "steps", "gemm", real(s->gemm_s), "attention",
+                   real(s->attn_s), "sampling", real(s->sample_s), "other", real(s->other_s));
 }
 
 static double per(double a, double b) {
@@ -114,8 +116,9 @@ static double per(double a, double b) {
 static json_t *throughput(const mr_report *r) {
   const mr_engine_stats *s = &r->stats;
   double busy_s = r->run_s + r->commit_s;
-  return json_pack("{s:o, s:o, s:o, s:o}", "output_tokens_per_s", real(per((double)s->output_tokens, busy_s)),
-                   "prompt_tokens_per_s", real(per((double)s->prompt_tokens_computed, busy_s)), "rows_per_s",
+  return json_pack("{s:o, s:o, s:o, s:o}", "output_tokens_per_s",
+                   real(per((double)s->output_tokens, busy_s)), "prompt_tokens_per_s",
+                   real(per((double)s->prompt_tokens_computed, busy_s)), "rows_per_s",
                    real(per((double)r->rows_this_run, busy_s)), "output_tokens_per_s_whole",
                    real(per((double)s->output_tokens, r->total_s)));
 }
@@ -127,21 +130,23 @@ static json_t *batch(const mr_report *r) {
     in_flight += r->timeline.point[i].batch;
     time_s += r->timeline.point[i].seconds;
   }
-  return json_pack("{s:o, s:o, s:o, s:i, s:i, s:i, s:o}", "steps", count(s->steps), "tokens_per_step",
-                   real(per((double)s->batch_tokens_sum, (double)s->steps)), "sequences_mean",
-                   real(per(in_flight, time_s)), "sequences_max", s->max_batch_seen, "limit", r->info.max_batch,
-                   "step_tokens_limit", r->info.max_step_tokens, "preemptions", count(s->preemptions));
+  return json_pack("{s:o, s:o, s:o, s:i, s:i, s:i, s:o}", "steps", count(s->steps),
+                   "tokens_per_step", real(per((double)s->batch_tokens_sum, (double)s->steps)),
+                   "sequences_mean", real(per(in_flight, time_s)), "sequences_max",
+                   s->max_batch_seen, "limit", r->info.max_batch, "step_tokens_limit",
+                   r->info.max_step_tokens, "preemptions", count(s->preemptions));
 }
 
 static json_t *engine(const mr_report *r) {
   const mr_engine_info *e = &r->info;
   if (!r->has_engine)
     return json_null();
-  return json_pack("{s:s*, s:s*, s:s*, s:s*, s:s*, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "arch", e->arch,
-                   "device", e->device, "isa", e->isa, "scheme", e->scheme, "kv_type", e->kv_type, "threads",
-                   e->threads, "context", e->context, "params", count(e->n_params), "weight_bytes",
-                   count(e->weight_bytes), "packed_bytes", count(e->packed_bytes), "kv_memory_bytes",
-                   count(e->kv_memory), "kv_bytes_per_token", count(e->kv_bytes_per_token), "kv_peak_share",
+  return json_pack("{s:s*, s:s*, s:s*, s:s*, s:s*, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "arch",
+                   e->arch, "device", e->device, "isa", e->isa, "scheme", e->scheme, "kv_type",
+                   e->kv_type, "threads", e->threads, "context", e->context, "params",
+                   count(e->n_params), "weight_bytes", count(e->weight_bytes), "packed_bytes",
+                   count(e->packed_bytes), "kv_memory_bytes", count(e->kv_memory),
+                   "kv_bytes_per_token", count(e->kv_bytes_per_token), "kv_peak_share",
                    real(per((double)r->stats.kv_pages_peak, (double)r->stats.kv_pages_total)));
 }
 
@@ -155,16 +160,20 @@ static json_t *timeline(const mr_timeline *t) {
     json_array_append_new(size, real(per(p->batch, p->seconds)));
     s += p->seconds;
   }
-  return json_pack("{s:o, s:o, s:o}", "seconds", at, "output_tokens_per_s", rate, "sequences", size);
+  return json_pack("{s:o, s:o, s:o}", "seconds", at, "output_tokens_per_s", rate, "sequences",
+                   size);
 }
 
-/* MFU: arithmetic done over what the machine could have done in the run phase; MBU: bytes moved at least, likewise. */
+/* MFU: arithmetic done over what the machine could have done in the run phase; MBU: bytes moved at
+ * least, likewise. */
 static bool add_peaks(const mr_report *r, json_t *o) {
   bool run = r->has_engine && r->run_s > 0;
-  json_t *mfu = run && r->peak_ops > 0 ? real(r->stats.flops / r->run_s / r->peak_ops) : json_null();
-  json_t *mbu = run && r->peak_bytes > 0 ? real(r->stats.bytes / r->run_s / r->peak_bytes) : json_null();
-  json_t *peaks = json_pack("{s:o, s:o, s:s}", "ops_per_s", real(r->peak_ops), "bytes_per_s", real(r->peak_bytes),
-                            "basis", r->peak_basis);
+  json_t *mfu =
+      run && r->peak_ops > 0 ? real(r->stats.flops / r->run_s / r->peak_ops) : json_null();
+  json_t *mbu =
+      run && r->peak_bytes > 0 ? real(r->stats.bytes / r->run_s / r->peak_bytes) : json_null();
+  json_t *peaks = json_pack("{s:o, s:o, s:s}", "ops_per_s", real(r->peak_ops), "bytes_per_s",
+                            real(r->peak_bytes), "basis", r->peak_basis);
   return !json_object_set_new(o, "mfu", mfu) && !json_object_set_new(o, "mbu", mbu) &&
          !json_object_set_new(o, "peaks", peaks);
 }
@@ -188,14 +197,15 @@ static json_t *any_text(const char *s) {
 
 static bool add_identity(const mr_report *r, json_t *o) {
   const mr_job_identity *id = r->id;
-  json_t *model = json_pack("{s:o, s:o, s:s}", "path", any_text(r->model_path), "name", any_text(r->model_name),
-                            "digest", id->model_digest);
-  json_t *digests = json_pack("{s:s, s:s, s:s}", "inputs", id->input_digest, "model", id->model_digest, "options",
-                              id->options_digest);
+  json_t *model = json_pack("{s:o, s:o, s:s}", "path", any_text(r->model_path), "name",
+                            any_text(r->model_name), "digest", id->model_digest);
+  json_t *digests = json_pack("{s:s, s:s, s:s}", "inputs", id->input_digest, "model",
+                              id->model_digest, "options", id->options_digest);
   return !json_object_set_new(o, "version", json_string(MR_VERSION)) &&
          !json_object_set_new(o, "job_id", json_string(id->job_id)) &&
          !json_object_set_new(o, "created", json_integer(id->created)) &&
-         !json_object_set_new(o, "output", any_text(r->output)) && !json_object_set_new(o, "model", model) &&
+         !json_object_set_new(o, "output", any_text(r->output)) &&
+         !json_object_set_new(o, "model", model) &&
          !json_object_set_new(o, "numerics", json_string(id->numerics)) &&
          !json_object_set_new(o, "digests", digests) &&
          !json_object_set_new(o, "options", shared_json(id->options)) &&
@@ -204,19 +214,22 @@ static bool add_identity(const mr_report *r, json_t *o) {
 
 json_t *mr_report_to_json(const mr_report *r) {
   json_t *o = json_pack(
-      "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "rows",
-      count(r->rows), "rows_ok", count(r->rows_ok), "rows_failed", count(r->rows_failed), "rows_this_run",
-      count(r->rows_this_run), "prompt_tokens", count(r->prompt_tokens), "prefill_tokens_computed",
-      count(r->stats.prompt_tokens_computed), "prefill_tokens_shared", count(r->stats.prompt_tokens_shared),
-      "output_tokens", count(r->output_tokens), "seconds", seconds(r), "ttft_ms", latency(&r->ttft), "tpot_ms",
-      latency(&r->tpot), "throughput", throughput(r), "batch", batch(r), "engine", engine(r), "kv_spill_bytes",
-      count(r->stats.kv_spill_bytes), "kv_fetch_bytes", count(r->stats.kv_fetch_bytes), "peak_memory_bytes",
-      count(r->peak_memory_bytes), "errors", r->errors ? shared_json(r->errors) : json_object(), "timeline",
-      timeline(&r->timeline));
+      "{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
+      "s:o}",
+      "rows", count(r->rows), "rows_ok", count(r->rows_ok), "rows_failed", count(r->rows_failed),
+      "rows_this_run", count(r->rows_this_run), "prompt_tokens", count(r->prompt_tokens),
+      "prefill_tokens_computed", count(r->stats.prompt_tokens_computed), "prefill_tokens_shared",
+      count(r->stats.prompt_tokens_shared), "output_tokens", count(r->output_tokens), "seconds",
+      seconds(r), "ttft_ms", latency(&r->ttft), "tpot_ms", latency(&r->tpot), "throughput",
+      throughput(r), "batch", batch(r), "engine", engine(r), "kv_spill_bytes",
+      count(r->stats.kv_spill_bytes), "kv_fetch_bytes", count(r->stats.kv_fetch_bytes),
+      "peak_memory_bytes", count(r->peak_memory_bytes), "errors",
+      r->errors ? shared_json(r->errors) : json_object(), "timeline", timeline(&r->timeline));
   json_t *runs = json_pack("{s:o, s:o, s:o}", "earlier", count(r->earlier_runs), "earlier_seconds",
                            real(r->earlier_s), "rows_lost_and_redone", count(r->lost_rows));
   if (!o || json_object_set_new(o, "runs", runs) ||
-      json_object_set_new(o, "results_bytes", count(r->results_bytes)) || !add_peaks(r, o) || !add_identity(r, o)) {
+      json_object_set_new(o, "results_bytes", count(r->results_bytes)) || !add_peaks(r, o) ||
+      !add_identity(r, o)) {
     json_decref(o);
     return NULL;
   }

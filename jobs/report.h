@@ -2,11 +2,11 @@
  *
  *     mr_report r;  mr_report_init(&r);
  *     mr_report_row(&r, result) for each finished row; mr_report_sample(&r, ...) after each step;
- *     fill the rest; json = mr_report_to_json(&r); mr_report_html(json, &text, &err); json_decref(json);
+ *     fill the rest; json = mr_report_to_json(&r); mr_report_html(json, &text, &err);
  *     mr_report_free(&r);
  *
- * Memory is bounded: latencies go into a histogram (bins 2 % wide), the timeline is merged to at most 600 points.
- * Keys of the JSON: docs/journal.md, "The report".
+ * Memory is bounded: latencies go into a histogram (bins 2 % wide), the timeline is merged to at
+ * most 600 points. Keys of the JSON: docs/journal.md, "The report".
  */
 #ifndef MR_JOBS_REPORT_H
 #define MR_JOBS_REPORT_H
@@ -26,15 +26,16 @@ typedef struct mr_histogram {
 } mr_histogram;
 
 void mr_histogram_add(mr_histogram *h, double seconds);
-double mr_histogram_quantile(const mr_histogram *h, double q); /* seconds; 0 when empty; within 1 % */
+double mr_histogram_quantile(const mr_histogram *h, double q); /* seconds; 0 when empty; within 1 %
+                                                                */
 
 typedef struct mr_timeline_point {
-  double seconds;        /* length */
-  double tokens, batch;  /* output tokens; sequences in flight times seconds */
+  double seconds;       /* length */
+  double tokens, batch; /* output tokens; sequences in flight times seconds */
 } mr_timeline_point;
 
 typedef struct mr_timeline {
-  double step_s;         /* length of a point; doubles when the points are used up */
+  double step_s; /* length of a point; doubles when the points are used up */
   int n;
   mr_timeline_point point[MR_TIMELINE_POINTS];
 } mr_timeline;
@@ -43,13 +44,13 @@ typedef struct mr_report {
   /* borrowed */
   const mr_job_identity *id;
   const char *model_path, *model_name, *output;
-  const json_t *inputs;        /* or NULL */
+  const json_t *inputs; /* or NULL */
   /* counted by the caller */
   uint64_t rows, rows_ok, rows_failed, rows_this_run, prompt_tokens, output_tokens;
   uint64_t lost_rows, earlier_runs, results_bytes, input_bytes;
   double preflight_s, load_s, run_s, commit_s, assemble_s, total_s, earlier_s;
   uint64_t peak_memory_bytes;
-  json_t *errors;              /* object: kind → count; owned; or NULL */
+  json_t *errors; /* object: kind → count; owned; or NULL */
   mr_engine_info info;
   mr_engine_stats stats;
   bool has_engine;             /* info and stats are set; false when no row had to be computed */

@@ -1,4 +1,5 @@
-/* The report as one page: no scripts, no other files, charts as SVG. Reads only the object of mr_report_to_json. */
+/* The report as one page: no scripts, no other files, charts as SVG. Reads only the object of
+ * mr_report_to_json. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,29 +15,41 @@
 #define PLOT_H (CHART_H - PLOT_Y - 34)
 
 static const char style[] =
-    ":root{color-scheme:light dark;--bg:#fbfbfa;--card:#fff;--ink:#1c2024;--soft:#60646c;--line:#e3e4e8;--a:#2f6fdb;"
+    ":root{color-scheme:light "
+    "dark;--bg:#fbfbfa;--card:#fff;--ink:#1c2024;--soft:#60646c;--line:#e3e4e8;--a:#2f6fdb;"
     "--b:#0d9373;--c:#c2620a;--d:#8b5cd6;--e:#b4304a;--f:#8a8f98}\n"
-    "@media(prefers-color-scheme:dark){:root{--bg:#131518;--card:#1b1e22;--ink:#e8eaed;--soft:#9ba1a9;--line:#30343a;"
+    "@media(prefers-color-scheme:dark){:root{--bg:#131518;--card:#1b1e22;--ink:#e8eaed;--soft:#"
+    "9ba1a9;--line:#30343a;"
     "--a:#6ea2ff;--b:#3fc6a2;--c:#f0a154;--d:#b795f5;--e:#f2788f;--f:#7b818a}}\n"
-    "*{box-sizing:border-box}body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"
-    "\"Segoe UI\",Roboto,\"DejaVu Sans\",sans-serif}main{max-width:800px;margin:0 auto;padding:32px 20px 48px}\n"
+    "*{box-sizing:border-box}body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.5 "
+    "system-ui,-apple-system,"
+    "\"Segoe UI\",Roboto,\"DejaVu Sans\",sans-serif}main{max-width:800px;margin:0 "
+    "auto;padding:32px 20px 48px}\n"
     "h1{font-size:24px;margin:0 0 2px;letter-spacing:-.01em}h2{font-size:16px;margin:0 0 10px}"
     ".sub{color:var(--soft);margin:0 0 22px;overflow-wrap:anywhere}"
     ".tiles{display:grid;grid-template-columns:repeat(3,1fr);gap:12px;margin:0 0 16px}"
     ".tile,.card{background:var(--card);border:1px solid var(--line);border-radius:10px}"
-    ".tile{padding:12px 14px}.tile b{display:block;font-size:21px;font-variant-numeric:tabular-nums;line-height:1.25}"
+    ".tile{padding:12px 14px}.tile "
+    "b{display:block;font-size:21px;font-variant-numeric:tabular-nums;line-height:1.25}"
     ".tile span{color:var(--soft);font-size:12.5px}.bad b{color:var(--e)}"
     ".card{padding:16px 18px;margin:0 0 16px;break-inside:avoid}\n"
-    "svg{display:block;width:100%;height:auto}svg text{fill:var(--soft);font-size:11.5px;font-family:inherit}"
+    "svg{display:block;width:100%;height:auto}svg "
+    "text{fill:var(--soft);font-size:11.5px;font-family:inherit}"
     ".grid{stroke:var(--line);stroke-width:1}"
     "table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}"
     "td,th{padding:5px 0;border-top:1px solid var(--line);text-align:right;vertical-align:top}"
-    "tr:first-child>*{border-top:0}td:first-child,th:first-child{text-align:left;padding-right:16px}"
-    "th{font-weight:600;color:var(--soft);font-size:13px}td:first-child{color:var(--soft)}.wrap{overflow-wrap:anywhere}"
-    ".key{display:flex;flex-wrap:wrap;gap:4px 18px;margin:10px 0 0;color:var(--soft);font-size:13px}"
+    "tr:first-child>*{border-top:0}td:first-child,th:first-child{text-align:left;padding-right:"
+    "16px}"
+    "th{font-weight:600;color:var(--soft);font-size:13px}td:first-child{color:var(--soft)}.wrap{"
+    "overflow-wrap:anywhere}"
+    ".key{display:flex;flex-wrap:wrap;gap:4px 18px;margin:10px 0 "
+    "0;color:var(--soft);font-size:13px}"
     ".key i{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:6px}\n"
-    "@media print{:root{color-scheme:light;--bg:#fff;--card:#fff;--ink:#000;--soft:#444;--line:#bbb}main{padding:0;"
-    "max-width:none}.card,.tile{border-radius:4px}svg,i{print-color-adjust:exact;-webkit-print-color-adjust:exact}}\n";
+    "@media "
+    "print{:root{color-scheme:light;--bg:#fff;--card:#fff;--ink:#000;--soft:#444;--line:#bbb}main{"
+    "padding:0;"
+    "max-width:none}.card,.tile{border-radius:4px}svg,i{print-color-adjust:exact;-webkit-print-"
+    "color-adjust:exact}}\n";
 
 /* ---- reading the object */
 
@@ -89,7 +102,8 @@ static const char *seconds_text(double s, char *buf, size_t cap) {
 }
 
 static void tile(mr_text *t, const char *value, const char *label, bool bad) {
-  mr_text_addf(t, "<div class=\"tile%s\"><b>%s</b><span>%s</span></div>", bad ? " bad" : "", value, label);
+  mr_text_addf(t, "<div class=\"tile%s\"><b>%s</b><span>%s</span></div>", bad ? " bad" : "", value,
+               label);
 }
 
 static void row(mr_text *t, const char *name, const char *value) {
@@ -125,7 +139,8 @@ static void tiles(mr_text *t, const json_t *r) {
   double failed = number(r, "rows_failed", NULL);
   tile(t, mr_progress_count((uint64_t)failed, a, sizeof a), "rows failed", failed > 0);
   tile(t, seconds_text(number(r, "seconds", "total"), a, sizeof a), "this run", false);
-  tile(t, brief(number(r, "throughput", "output_tokens_per_s"), a, sizeof a), "output tok/s", false);
+  tile(t, brief(number(r, "throughput", "output_tokens_per_s"), a, sizeof a), "output tok/s",
+       false);
   percent_or_dash(get(r, "mfu", NULL), a, sizeof a);
   tile(t, a, "of the peak arithmetic", false);
   percent_or_dash(get(r, "mbu", NULL), a, sizeof a);
@@ -158,25 +173,30 @@ static void axes(mr_text *t, double top, double step, double end_s) {
   char a[40];
   for (double v = 0; v <= top * 1.0001; v += step) {
     double y = PLOT_Y + PLOT_H * (1 - v / top);
-    mr_text_addf(t, "<line class=\"grid\" x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\"/>", PLOT_X, PLOT_X + PLOT_W, y,
-                 y);
+    mr_text_addf(t, "<line class=\"grid\" x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\"/>", PLOT_X,
+                 PLOT_X + PLOT_W, y, y);
     mr_text_addf(t, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%s</text>", PLOT_X - 8, y + 4,
                  brief(v, a, sizeof a));
   }
   double tick = nice(end_s / 6);
   for (double v = 0; v <= end_s; v += tick)
-    mr_text_addf(t, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%s</text>", PLOT_X + PLOT_W * v / end_s,
-                 CHART_H - 14, v == 0 ? "0" : tick_text(v, a, sizeof a));
+    mr_text_addf(t, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%s</text>",
+                 PLOT_X + PLOT_W * v / end_s, CHART_H - 14,
+                 v == 0 ? "0" : tick_text(v, a, sizeof a));
 }
 
-static void chart(mr_text *t, const char *title, const json_t *x, const json_t *y, const char *color) {
+static void chart(mr_text *t, const char *title, const json_t *x, const json_t *y,
+                  const char *color) {
   size_t n = json_array_size(x) < json_array_size(y) ? json_array_size(x) : json_array_size(y);
-  double top = largest(y), last = largest(x), first = n ? json_number_value(json_array_get(x, 0)) : 0;
+  double top = largest(y), last = largest(x),
+         first = n ? json_number_value(json_array_get(x, 0)) : 0;
   if (n == 0 || top <= 0 || last <= 0)
     return;
   double step = nice(top / 4), end_s = last + first; /* points stand in the middle of their time */
   top = ceil(top / step) * step;
-  mr_text_addf(t, "<section class=\"card\"><h2>%s</h2><svg viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"%s\">",
+  mr_text_addf(t,
+               "<section class=\"card\"><h2>%s</h2><svg viewBox=\"0 0 %d %d\" role=\"img\" "
+               "aria-label=\"%s\">",
                title, CHART_W, CHART_H, title);
   axes(t, top, step, end_s);
   mr_text line = {0};
@@ -186,10 +206,12 @@ static void chart(mr_text *t, const char *title, const json_t *x, const json_t *
     mr_text_addf(&line, "%s%.1f,%.1f", i ? " " : "", px, py);
   }
   double left = PLOT_X + PLOT_W * first / end_s, right = PLOT_X + PLOT_W * last / end_s;
-  mr_text_addf(t, "<polygon points=\"%.1f,%d %s %.1f,%d\" fill=\"var(--%s)\" opacity=\".14\"/>", left,
-               PLOT_Y + PLOT_H, line.data ? line.data : "", right, PLOT_Y + PLOT_H, color);
-  mr_text_addf(t, "<polyline points=\"%s\" fill=\"none\" stroke=\"var(--%s)\" stroke-width=\"1.8\" "
-                  "stroke-linejoin=\"round\"/></svg></section>\n", line.data ? line.data : "", color);
+  mr_text_addf(t, "<polygon points=\"%.1f,%d %s %.1f,%d\" fill=\"var(--%s)\" opacity=\".14\"/>",
+               left, PLOT_Y + PLOT_H, line.data ? line.data : "", right, PLOT_Y + PLOT_H, color);
+  mr_text_addf(t,
+               "<polyline points=\"%s\" fill=\"none\" stroke=\"var(--%s)\" stroke-width=\"1.8\" "
+               "stroke-linejoin=\"round\"/></svg></section>\n",
+               line.data ? line.data : "", color);
   t->failed |= line.failed;
   mr_text_free(&line);
 }
@@ -213,21 +235,25 @@ static void stacked(mr_text *t, const json_t *r, const part *parts, size_t n, co
   mr_text_addf(t, "<svg viewBox=\"0 0 %d 26\" role=\"img\" aria-label=\"%s\">", CHART_W, title);
   for (size_t i = 0; i < n; i++) {
     double w = CHART_W * part_s(r, &parts[i]) / sum;
-    mr_text_addf(t, "<rect x=\"%.2f\" y=\"2\" width=\"%.2f\" height=\"22\" fill=\"var(--%s)\"/>", at, w,
-                 parts[i].color);
+    mr_text_addf(t, "<rect x=\"%.2f\" y=\"2\" width=\"%.2f\" height=\"22\" fill=\"var(--%s)\"/>",
+                 at, w, parts[i].color);
     at += w;
   }
   mr_text_adds(t, "</svg><div class=\"key\">");
   for (size_t i = 0; i < n; i++)
-    mr_text_addf(t, "<span><i style=\"background:var(--%s)\"></i>%s %s (%.1f %%)</span>", parts[i].color,
-                 parts[i].name, seconds_text(part_s(r, &parts[i]), a, sizeof a), 100 * part_s(r, &parts[i]) / sum);
+    mr_text_addf(t, "<span><i style=\"background:var(--%s)\"></i>%s %s (%.1f %%)</span>",
+                 parts[i].color, parts[i].name, seconds_text(part_s(r, &parts[i]), a, sizeof a),
+                 100 * part_s(r, &parts[i]) / sum);
   mr_text_adds(t, "</div>");
 }
 
 static void time_card(mr_text *t, const json_t *r) {
-  static const part phases[] = {{"preflight", "preflight", NULL, "c"}, {"load", "load", NULL, "d"},
-                                {"run", "run", NULL, "a"},             {"commit", "commit", NULL, "e"},
-                                {"assemble", "assemble", NULL, "b"},   {"other", "other", NULL, "f"}};
+  static const part phases[] = {{"preflight", "preflight", NULL, "c"},
+                                {"load", "load", NULL, "d"},
+                                {"run", "run", NULL, "a"},
+                                {"commit", "commit", NULL, "e"},
+                                {"assemble", "assemble", NULL, "b"},
+                                {"other", "other", NULL, "f"}};
   static const part steps[] = {{"matrix products", "steps", "gemm", "a"},
                                {"attention", "steps", "attention", "b"},
                                {"sampling", "steps", "sampling", "c"},
@@ -247,7 +273,8 @@ static void work_card(mr_text *t, const json_t *r) {
   row_count(t, "Rows in this run", number(r, "rows_this_run", NULL));
   row_count(t, "Prompt tokens", number(r, "prompt_tokens", NULL));
   row_count(t, "Prompt tokens computed in this run", number(r, "prefill_tokens_computed", NULL));
-  row_count(t, "Prompt tokens shared, not computed again", number(r, "prefill_tokens_shared", NULL));
+  row_count(t, "Prompt tokens shared, not computed again",
+            number(r, "prefill_tokens_shared", NULL));
   row_count(t, "Output tokens", number(r, "output_tokens", NULL));
   row_brief(t, "Prompt tokens a second", number(r, "throughput", "prompt_tokens_per_s"), "");
   row_brief(t, "Rows a second", number(r, "throughput", "rows_per_s"), "");
@@ -275,7 +302,8 @@ static void latency_row(mr_text *t, const json_t *r, const char *name, const cha
 static void latency_card(mr_text *t, const json_t *r) {
   if (number(r, "ttft_ms", "rows") <= 0)
     return;
-  mr_text_adds(t, "<section class=\"card\"><h2>Latency of a row</h2><table><tr><th></th><th>half</th><th>90 %</th>"
+  mr_text_adds(t, "<section class=\"card\"><h2>Latency of a "
+                  "row</h2><table><tr><th></th><th>half</th><th>90 %</th>"
                   "<th>99 %</th><th>most</th></tr>");
   latency_row(t, r, "To the first token, from admission", "ttft_ms");
   latency_row(t, r, "Between tokens", "tpot_ms");
@@ -292,7 +320,8 @@ static void errors_card(mr_text *t, const json_t *r) {
     char a[40];
     mr_text_adds(t, "<tr><td>");
     escaped(t, kind);
-    mr_text_addf(t, "</td><td>%s</td></tr>", mr_progress_count((uint64_t)json_integer_value(n), a, sizeof a));
+    mr_text_addf(t, "</td><td>%s</td></tr>",
+                 mr_progress_count((uint64_t)json_integer_value(n), a, sizeof a));
   }
   mr_text_adds(t, "</table></section>\n");
 }
@@ -318,10 +347,13 @@ static void setup_card(mr_text *t, const json_t *r) {
 mr_code mr_report_html(const json_t *r, mr_text *t, mr_err *err) {
   const json_t *line = get(r, "timeline", NULL);
   const json_t *x = json_object_get(line, "seconds");
-  mr_text_adds(t, "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
-                  "content=\"width=device-width,initial-scale=1\"><title>");
+  mr_text_adds(
+      t, "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" "
+         "content=\"width=device-width,initial-scale=1\"><title>");
   escaped(t, text(r, "output", NULL));
-  mr_text_addf(t, " – millrace</title><style>\n%s</style></head><body><main>\n<h1>millrace report</h1><p class=\"sub\">",
+  mr_text_addf(t,
+               " – millrace</title><style>\n%s</style></head><body><main>\n<h1>millrace "
+               "report</h1><p class=\"sub\">",
                style);
   escaped(t, text(r, "output", NULL));
   mr_text_adds(t, " · ");

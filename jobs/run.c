@@ -15,8 +15,8 @@ static int status_of_rows(const mr_job *j, uint64_t rows, uint64_t failed) {
 
 static int say_finished(const mr_run *r) {
   const mr_manifest *m = mr_commit_finished(r->commit);
-  fprintf(stderr, "millrace: nothing left to do: %s is finished, %llu rows, %llu of them failed\n", r->job.output,
-          (unsigned long long)m->id.rows, (unsigned long long)m->rows_failed);
+  fprintf(stderr, "millrace: nothing left to do: %s is finished, %llu rows, %llu of them failed\n",
+          r->job.output, (unsigned long long)m->id.rows, (unsigned long long)m->rows_failed);
   return status_of_rows(&r->job, m->id.rows, m->rows_failed);
 }
 
@@ -24,16 +24,20 @@ static mr_code say_stopped(mr_run *r, mr_err *err) {
   json_t *o = json_pack("{s:f, s:I, s:I, s:s}", "seconds", mr_sys_seconds() - r->start_s, "rows",
                         (json_int_t)r->report.rows_this_run, "output_tokens",
                         (json_int_t)r->report.stats.output_tokens, "stopped", r->stopped);
-  mr_code rc = o ? mr_commit_note_run(r->commit, o, err) : mr_err_set(err, MR_E_NOMEM, "out of memory");
+  mr_code rc =
+      o ? mr_commit_note_run(r->commit, o, err) : mr_err_set(err, MR_E_NOMEM, "out of memory");
   json_decref(o);
   if (rc)
     return rc;
   mr_run_tick(r, "stopped");
   if (r->job.format == MR_OUT_STDOUT)
-    return mr_err_set(err, MR_E_STOPPED, "stopped by %s; nothing was written: with -o - a job cannot be resumed",
+    return mr_err_set(err, MR_E_STOPPED,
+                      "stopped by %s; nothing was written: with -o - a job cannot be resumed",
                       r->stopped);
-  return mr_err_set(err, MR_E_STOPPED, "stopped by %s after %llu of %llu rows; the same command resumes the job",
-                    r->stopped, (unsigned long long)mr_commit_done_rows(r->commit), (unsigned long long)r->id.rows);
+  return mr_err_set(err, MR_E_STOPPED,
+                    "stopped by %s after %llu of %llu rows; the same command resumes the job",
+                    r->stopped, (unsigned long long)mr_commit_done_rows(r->commit),
+                    (unsigned long long)r->id.rows);
 }
 
 static int say_done(mr_run *r) {
@@ -43,8 +47,11 @@ static int say_done(mr_run *r) {
   mr_run_tick(r, "done");
   mr_progress_close(r->progress);
   r->progress = NULL;
-  fprintf(stderr, "millrace: %s rows done, %s failed, in %s: %s prompt + %s output tokens, %.0f output tok/s; %s%s\n",
-          mr_progress_count(p->rows, rows, sizeof rows), mr_progress_count(p->rows_failed, failed, sizeof failed),
+  fprintf(stderr,
+          "millrace: %s rows done, %s failed, in %s: %s prompt + %s output tokens, %.0f output "
+          "tok/s; %s%s\n",
+          mr_progress_count(p->rows, rows, sizeof rows),
+          mr_progress_count(p->rows_failed, failed, sizeof failed),
           mr_progress_duration(mr_sys_seconds() - r->start_s, took, sizeof took),
           mr_progress_count(p->prompt_tokens, prompt, sizeof prompt),
           mr_progress_count(p->output_tokens, output, sizeof output),
@@ -66,7 +73,9 @@ static mr_code run(mr_run *r, int *status, mr_err *err) {
   }
   const mr_commit_totals *t = mr_commit_totals_get(r->commit);
   if (t->lost_rows)
-    fprintf(stderr, "millrace: %s: a frame is damaged; its rows and later ones are computed again\n", r->paths.run);
+    fprintf(stderr,
+            "millrace: %s: a frame is damaged; its rows and later ones are computed again\n",
+            r->paths.run);
   rc = mr_run_rows(r, err);
   if (!rc && r->stopped)
     rc = say_stopped(r, err);

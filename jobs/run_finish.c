@@ -9,7 +9,8 @@
 
 #define ROOFLINE_S 0.05 /* for each limit */
 
-/* The code of an error line, else its type: {"error": {...}} or {"response": {"body": {"error": {...}}}}. */
+/* The code of an error line, else its type: {"error": {...}} or {"response": {"body": {"error":
+ * {...}}}}. */
 static const char *kind_of_error(const json_t *line) {
   const json_t *e = json_object_get(line, "error");
   if (!json_is_object(e))
@@ -60,13 +61,15 @@ static void measure_peaks(mr_run *r) {
   mr_report *p = &r->report;
   mr_err ignored = MR_ERR_INIT;
   mr_scheme scheme = r->job.compute == MR_COMPUTE_EXACT ? MR_SCHEME_F32 : MR_SCHEME_I8;
-  if (!p->has_engine || mr_roofline_measure(mr_kernels_best(), p->info.threads, ROOFLINE_S, &limits, &ignored))
+  if (!p->has_engine ||
+      mr_roofline_measure(mr_kernels_best(), p->info.threads, ROOFLINE_S, &limits, &ignored))
     return;
   p->peak_ops = limits.ops_per_s[scheme];
   p->peak_bytes = limits.bytes_per_s;
-  snprintf(p->peak_basis, sizeof p->peak_basis,
-           "measured after the run on %d threads: %s matrix product on data in the cache, memory triad", limits.threads,
-           p->info.scheme);
+  snprintf(
+      p->peak_basis, sizeof p->peak_basis,
+      "measured after the run on %d threads: %s matrix product on data in the cache, memory triad",
+      limits.threads, p->info.scheme);
 }
 
 static void fill_report(mr_run *r, const mr_manifest *m) {
@@ -112,7 +115,8 @@ static mr_code put_reports(mr_run *r, mr_manifest *m, mr_err *err) {
 static mr_code finish(mr_run *r, mr_manifest *m, mr_err *err) {
   double t = mr_sys_seconds();
   bool to_stdout = r->job.format == MR_OUT_STDOUT;
-  mr_code rc = mr_commit_assemble(r->commit, r->job.format, r->job.zstd_level, r->job.completion_order, m, err);
+  mr_code rc = mr_commit_assemble(r->commit, r->job.format, r->job.zstd_level,
+                                  r->job.completion_order, m, err);
   r->report.rows_failed = mr_commit_totals_get(r->commit)->rows_failed;
   if (!rc && !to_stdout)
     rc = count_errors(r, err);

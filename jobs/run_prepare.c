@@ -45,7 +45,8 @@ static void set_deadline(mr_run *r) {
 static mr_code look(mr_run *r, mr_err *err) {
   const char *output = r->job.format == MR_OUT_STDOUT ? NULL : r->job.output;
   if (output && mr_utf8_valid(output, strlen(output)) >= 0)
-    return mr_err_set(err, MR_E_USAGE, "the output's name is not UTF-8; the manifest could not hold it");
+    return mr_err_set(err, MR_E_USAGE,
+                      "the output's name is not UTF-8; the manifest could not hold it");
   mr_code rc = mr_inputs_list(&r->job, &r->inputs, err);
   if (!rc)
     rc = mr_job_check_output(&r->job, err);
@@ -62,8 +63,8 @@ static mr_code look(mr_run *r, mr_err *err) {
 static mr_code identify(mr_run *r, mr_err *err) {
   const mr_job_identity *old = mr_commit_identity(r->commit);
   const mr_engine_info *e = &r->estimate;
-  snprintf(r->id.numerics, sizeof r->id.numerics, "millrace %s, %s, %s, %s, kv %s", MR_VERSION, e->device, e->isa,
-           e->scheme, e->kv_type);
+  snprintf(r->id.numerics, sizeof r->id.numerics, "millrace %s, %s, %s, %s, kv %s", MR_VERSION,
+           e->device, e->isa, e->scheme, e->kv_type);
   r->id.created = old ? old->created : mr_sys_now->wall_s();
   mr_code rc = mr_hash_file(r->job.model, r->id.model_digest, NULL, err);
   return rc ? rc : mr_identity_set_options(&r->id, mr_job_result_options(&r->job), err);
@@ -97,8 +98,8 @@ static mr_code make_plan(mr_run *r, mr_err *err) {
   if (rc)
     return rc;
   memset(&s, 0, sizeof s);
-  rc = mr_preflight_run(&r->job, r->prompter, (double)r->id.created, r->estimate.context, w, &s, preflight_tick, r,
-                        err);
+  rc = mr_preflight_run(&r->job, r->prompter, (double)r->id.created, r->estimate.context, w, &s,
+                        preflight_tick, r, err);
   if (rc) {
     mr_plan_abandon(w);
     return rc;
@@ -121,7 +122,8 @@ static mr_code get_plan(mr_run *r, mr_err *err) {
     return rc;
   const char *digest = mr_plan_digest(r->plan);
   if (strlen(digest) != MR_HASH_HEX - 1)
-    return mr_err_at(err, MR_E_DATA, r->paths.run, 0, -1, "the plan has no digest; remove it to begin anew");
+    return mr_err_at(err, MR_E_DATA, r->paths.run, 0, -1,
+                     "the plan has no digest; remove it to begin anew");
   memcpy(r->id.input_digest, digest, MR_HASH_HEX);
   r->id.rows = mr_plan_rows(r->plan);
   return MR_OK;
@@ -139,9 +141,11 @@ static mr_code refuse_without_rows(mr_run *r, mr_err *err) {
   json_t *o = json_loadb(rec.json, rec.json_len, 0, NULL);
   const json_t *e = json_object_get(o, "error");
   const char *why = json_string_value(json_object_get(json_is_object(e) ? e : o, "message"));
-  const char *file = rec.e.file < mr_plan_n_files(r->plan) ? mr_plan_files(r->plan)[rec.e.file] : NULL;
-  rc = mr_err_at(err, MR_E_DATA, file, (int64_t)rec.e.line, -1, "no valid row in the input; the first of %llu says: %s",
-                 (unsigned long long)rows, why ? why : "not a row");
+  const char *file =
+      rec.e.file < mr_plan_n_files(r->plan) ? mr_plan_files(r->plan)[rec.e.file] : NULL;
+  rc = mr_err_at(err, MR_E_DATA, file, (int64_t)rec.e.line, -1,
+                 "no valid row in the input; the first of %llu says: %s", (unsigned long long)rows,
+                 why ? why : "not a row");
   json_decref(o);
   mr_plan_record_free(&rec);
   return rc;

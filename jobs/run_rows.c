@@ -23,10 +23,10 @@ typedef struct loop {
   slot *slots;
   size_t n_slots;
   size_t *free_slots, n_free;
-  bool pending;            /* slot `next` holds a row that the engine had no room for */
+  bool pending; /* slot `next` holds a row that the engine had no room for */
   size_t next;
   mr_text line;
-  double row_s;            /* mean seconds from admission to result: how long a drain takes */
+  double row_s; /* mean seconds from admission to result: how long a drain takes */
   uint64_t row_n, flying;
 } loop;
 
@@ -34,7 +34,8 @@ static mr_code nomem(mr_err *err) {
   return mr_err_set(err, MR_E_NOMEM, "out of memory");
 }
 
-/* Tokens of a row, an output token counted as much as a prompt token: only shares of a whole matter. */
+/* Tokens of a row, an output token counted as much as a prompt token: only shares of a whole
+ * matter. */
 static double work_of(const mr_plan_entry *e) {
   return (double)e->n_prompt + (double)e->n_out;
 }
@@ -56,7 +57,8 @@ static bool is_done(void *ctx, uint64_t row) {
 
 static mr_code commit_line(loop *l, const mr_line_info *info, mr_err *err) {
   double t = mr_sys_seconds();
-  mr_code rc = l->line.failed ? nomem(err) : mr_commit_add(l->r->commit, info, l->line.data, l->line.len, err);
+  mr_code rc = l->line.failed ? nomem(err)
+                              : mr_commit_add(l->r->commit, info, l->line.data, l->line.len, err);
   l->r->report.commit_s += mr_sys_seconds() - t;
   l->r->now.rows_done++;
   l->r->now.rows_failed += info->kind == MR_LINE_ERROR;
@@ -71,7 +73,8 @@ static mr_code commit_bad(loop *l, const mr_plan_record *rec, mr_err *err) {
   return rc ? rc : commit_line(l, &info, err);
 }
 
-static mr_code commit_failed(loop *l, const mr_plan_record *rec, const mr_row_error *why, mr_err *err) {
+static mr_code commit_failed(loop *l, const mr_plan_record *rec, const mr_row_error *why,
+                             mr_err *err) {
   mr_line_info info = {.row = rec->row, .kind = MR_LINE_ERROR};
   mr_text_clear(&l->line);
   mr_code rc = mr_render_failed(&l->render, rec, why, &l->line, err);
@@ -161,7 +164,8 @@ static mr_code admit_pending(loop *l, mr_err *err) {
   mr_request req;
   mr_err why = MR_ERR_INIT;
   memset(&keep, 0, sizeof keep);
-  mr_code rc = mr_row_request(&l->slots[l->next].rec, mr_prompter_vocab(l->r->prompter), &req, &keep, &why);
+  mr_code rc =
+      mr_row_request(&l->slots[l->next].rec, mr_prompter_vocab(l->r->prompter), &req, &keep, &why);
   if (!rc) {
     req.tag = l->next;
     rc = mr_engine_admit(l->engine, &req, &why);
@@ -174,8 +178,9 @@ static mr_code admit_pending(loop *l, mr_err *err) {
   }
   if (rc == MR_E_DATA)
     return refuse_row(l, &why, err);
-  return rc == MR_E_AGAIN ? rc : mr_err_set(err, rc, "row %llu: %s", (unsigned long long)l->slots[l->next].rec.row,
-                                            why.text);
+  return rc == MR_E_AGAIN ? rc
+                          : mr_err_set(err, rc, "row %llu: %s",
+                                       (unsigned long long)l->slots[l->next].rec.row, why.text);
 }
 
 static mr_code admit_all(loop *l, mr_err *err) {
@@ -242,8 +247,9 @@ static mr_code one_step(loop *l, mr_err *err) {
   return rc;
 }
 
-/* Whether to admit, and whether to go on at all: a signal or the deadline ends the run after this step; some time
- * before the deadline (what a row takes on average) no more rows are admitted, so that few are cut off. */
+/* Whether to admit, and whether to go on at all: a signal or the deadline ends the run after this
+ * step; some time before the deadline (what a row takes on average) no more rows are admitted, so
+ * that few are cut off. */
 static bool may_go_on(loop *l, bool *admit) {
   mr_run *r = l->r;
   double left = r->deadline_s > 0 ? r->deadline_s - mr_sys_seconds() : 1e18;
@@ -252,8 +258,9 @@ static bool may_go_on(loop *l, bool *admit) {
   if (mr_signals_stop())
     r->stopped = "a signal";
   else if (left <= 0)
-    r->stopped = r->job.time_limit_s > 0 && r->deadline_s == r->start_s + r->job.time_limit_s ? "the time limit"
-                                                                                               : "--until";
+    r->stopped = r->job.time_limit_s > 0 && r->deadline_s == r->start_s + r->job.time_limit_s
+                     ? "the time limit"
+                     : "--until";
   return !r->stopped;
 }
 
@@ -281,10 +288,12 @@ static mr_code run_engine(loop *l, mr_err *err) {
   return MR_OK;
 }
 
-/* The bad rows come first and need no engine: a job of which only they are left loads no weights. */
+/* The bad rows come first and need no engine: a job of which only they are left loads no weights.
+ */
 static mr_code bad_rows(loop *l, bool *more, mr_err *err) {
   mr_code rc;
-  while ((rc = next_row(l, more, err)) == MR_OK && *more && l->slots[l->next].rec.e.kind == MR_ROW_BAD) {
+  while ((rc = next_row(l, more, err)) == MR_OK && *more &&
+         l->slots[l->next].rec.e.kind == MR_ROW_BAD) {
     rc = commit_bad(l, &l->slots[l->next].rec, err);
     give_slot(l, l->next);
     l->pending = false;
@@ -315,7 +324,8 @@ static mr_code load_and_run(loop *l, mr_err *err) {
 
 /* --expire: what has no result at the deadline gets its error line, and the job is finished. */
 static mr_code expire_rows(mr_run *r, loop *l, mr_err *err) {
-  mr_row_error why = {.message = "This row was not executed before the job's deadline.", .type = "batch_expired",
+  mr_row_error why = {.message = "This row was not executed before the job's deadline.",
+                      .type = "batch_expired",
                       .code = "batch_expired"};
   mr_code rc = MR_OK;
   for (uint64_t row = 0; !rc && row < r->id.rows; row++) {
@@ -335,8 +345,10 @@ static mr_code expire_rows(mr_run *r, loop *l, mr_err *err) {
 
 static void set_render(loop *l) {
   mr_run *r = l->r;
-  l->render = (mr_render){.created = r->id.created, .model = mr_prompter_name(r->prompter),
-                          .vocab = mr_prompter_vocab(r->prompter), .keep_prompt = r->job.keep_prompt,
+  l->render = (mr_render){.created = r->id.created,
+                          .model = mr_prompter_name(r->prompter),
+                          .vocab = mr_prompter_vocab(r->prompter),
+                          .keep_prompt = r->job.keep_prompt,
                           .files = mr_plan_files(r->plan)};
   memcpy(l->render.job_id, r->id.job_id, sizeof l->render.job_id);
 }

@@ -15,10 +15,10 @@
 #define LOCK_TRIES 4
 #define LOCK_PAUSE_NS 40000000L
 
-static const char *const made_names[MR_FINALS] = {"final.output", "final.errors", "final.report.json",
-                                                  "final.report.html", "final.manifest"};
-static const char *const suffixes[MR_FINALS] = {"", ".errors.jsonl.zst", ".report.json", ".report.html",
-                                                ".manifest.json"};
+static const char *const made_names[MR_FINALS] = {
+    "final.output", "final.errors", "final.report.json", "final.report.html", "final.manifest"};
+static const char *const suffixes[MR_FINALS] = {"", ".errors.jsonl.zst", ".report.json",
+                                                ".report.html", ".manifest.json"};
 
 static char *join(const char *a, const char *b) {
   mr_text t = {0};
@@ -58,7 +58,8 @@ static bool make_all(mr_paths *p, const char *base, const char *output) {
     mr_mem_free(dir);
     ok = p->made[i] != NULL;
     if (ok && base)
-      ok = (p->final[i] = i == MR_FINAL_OUTPUT ? join(output, "") : join(base, suffixes[i])) != NULL;
+      ok =
+          (p->final[i] = i == MR_FINAL_OUTPUT ? join(output, "") : join(base, suffixes[i])) != NULL;
   }
   return ok;
 }
@@ -80,8 +81,15 @@ static bool cut_suffix(char *s, const char *suffix) {
 }
 
 mr_code mr_paths_find(mr_paths *p, const char *typed, mr_err *err) {
-  static const char *const known[] = {"/", ".run", ".manifest.json", ".report.json", ".report.html",
-                                      ".errors.jsonl.zst", ".jsonl.zst", ".jsonl.gz", ".jsonl"};
+  static const char *const known[] = {"/",
+                                      ".run",
+                                      ".manifest.json",
+                                      ".report.json",
+                                      ".report.html",
+                                      ".errors.jsonl.zst",
+                                      ".jsonl.zst",
+                                      ".jsonl.gz",
+                                      ".jsonl"};
   static const char *const formats[] = {".jsonl.zst", ".jsonl", ".jsonl.gz"};
   char *base = mr_mem_copy(typed, strlen(typed)), *output = NULL;
   if (!base)
@@ -100,7 +108,8 @@ mr_code mr_paths_find(mr_paths *p, const char *typed, mr_err *err) {
     mr_mem_free(output);
     output = join(base, formats[0]);
   }
-  mr_code rc = output ? mr_paths_make(p, base, output, err) : mr_err_set(err, MR_E_NOMEM, "out of memory");
+  mr_code rc =
+      output ? mr_paths_make(p, base, output, err) : mr_err_set(err, MR_E_NOMEM, "out of memory");
   mr_mem_free(output);
   mr_mem_free(base);
   return rc;
@@ -122,12 +131,20 @@ bool mr_path_exists(const char *path) {
   return mr_sys_now->stat(path, &st) == 0;
 }
 
-/* The run that held the lock may have finished and removed the directory between our open and our flock: then we
- * hold a lock on a file without a name, and must begin again. */
+mr_code mr_path_look(const char *path, bool *there, mr_err *err) {
+  struct stat st;
+  *there = mr_sys_now->stat(path, &st) == 0;
+  if (*there || errno == ENOENT)
+    return MR_OK;
+  return mr_err_errno(err, MR_E_IO, path, "cannot look at it");
+}
+
+/* The run that held the lock may have finished and removed the directory between our open and our
+ * flock: then we hold a lock on a file without a name, and must begin again. */
 static bool still_named(int fd, const char *path) {
   struct stat a, b;
-  return mr_sys_now->fstat(fd, &a) == 0 && mr_sys_now->stat(path, &b) == 0 && a.st_ino == b.st_ino &&
-         a.st_dev == b.st_dev;
+  return mr_sys_now->fstat(fd, &a) == 0 && mr_sys_now->stat(path, &b) == 0 &&
+         a.st_ino == b.st_ino && a.st_dev == b.st_dev;
 }
 
 static void write_holder(int fd) {
@@ -141,7 +158,8 @@ static mr_code held_by_other(int fd, const mr_paths *p, mr_err *err) {
   char pid[32] = "";
   ssize_t n = mr_sys_now->pread(fd, pid, sizeof pid - 1, 0);
   pid[n > 0 ? strcspn(pid, "\n") : 0] = '\0';
-  return mr_err_at(err, MR_E_STOPPED, p->lock, 0, -1, "another run%s%s holds this job; wait for it or stop it",
+  return mr_err_at(err, MR_E_STOPPED, p->lock, 0, -1,
+                   "another run%s%s holds this job; wait for it or stop it",
                    pid[0] ? ", process " : "", pid);
 }
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "io/err.h"
+#include "io/sys.h"
 
 #define GRACE_S 9 /* the contract says 10 */
 
@@ -12,7 +13,7 @@ static volatile sig_atomic_t stops, asked;
 
 /* Only what a signal handler may call. */
 static void end_at_once(const char *words) {
-  ssize_t ignored = write(STDERR_FILENO, words, strlen(words));
+  ssize_t ignored = mr_sys_now->write(STDERR_FILENO, words, strlen(words));
   (void)ignored;
   _exit(MR_E_STOPPED);
 }
@@ -26,7 +27,8 @@ static void on_stop(int sig) {
 
 static void on_alarm(int sig) {
   (void)sig;
-  end_at_once("\nmillrace: stopped without finishing this step; the same command resumes the job\n");
+  end_at_once(
+      "\nmillrace: stopped without finishing this step; the same command resumes the job\n");
 }
 
 static void on_ask(int sig) {

@@ -1,9 +1,10 @@
 /* signals.h: how a run is asked to stop or to say where it is.
  *
- * SIGTERM, SIGINT: the first asks (mr_signals_stop becomes true); the run drains and ends by itself, with 75. If it
- * has not ended after 9 s (a long load, a long step) the process ends at once with 75: whatever is committed stays,
- * the rest is computed again. The second signal ends the process at once, with 75 too.
- * SIGUSR1: progress is printed. SIGPIPE and SIGHUP are ignored: a job goes on when its terminal has gone.
+ * SIGTERM, SIGINT: the first asks (mr_signals_stop becomes true); the run drains and ends by
+ * itself, with 75. If it has not ended after 9 s (a long load, a long step) the process ends at
+ * once with 75: whatever is committed stays, the rest is computed again. The second signal ends
+ * the process at once, with 75 too. SIGUSR1: progress is printed. SIGPIPE and SIGHUP are ignored:
+ * a job goes on when its terminal has gone.
  */
 #ifndef MR_JOBS_SIGNALS_H
 #define MR_JOBS_SIGNALS_H
@@ -11,7 +12,7 @@
 #include <stdbool.h>
 
 void mr_signals_install(void);
-bool mr_signals_stop(void);           /* a first SIGTERM or SIGINT has come */
-bool mr_signals_take_progress(void);  /* SIGUSR1 since the last call */
+bool mr_signals_stop(void);          /* a first SIGTERM or SIGINT has come */
+bool mr_signals_take_progress(void); /* SIGUSR1 since the last call */
 
 #endif

@@ -1,6 +1,6 @@
-/* The commit protocol under crashes. The table of system calls below lets the process "die" at the n-th call that
- * changes something: from then on every such call fails. What was written but not synced may then have landed, have
- * vanished, or be rotten. */
+/* The commit protocol under crashes. The table of system calls below lets the process "die" at the
+ * n-th call that changes something: from then on every such call fails. What was written but not
+ * synced may then have landed, have vanished, or be rotten. */
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -136,7 +136,8 @@ static void crash(int fate) {
     if (fate == VANISHED)
       assert_int_equal(ftruncate(fd, files[i].synced), 0);
     else
-      assert_int_equal(pwrite(fd, "\x5a", 1, files[i].synced + (st.st_size - files[i].synced) / 2), 1);
+      assert_int_equal(pwrite(fd, "\x5a", 1, files[i].synced + (st.st_size - files[i].synced) / 2),
+                       1);
     close(fd);
   }
 }
@@ -169,7 +170,8 @@ static void identity(mr_job_identity *id, int64_t created, const char *model) {
 static void wipe(void) {
   mr_err e = MR_ERR_INIT;
   char cmd[128];
-  const char *ends[] = {".jsonl.zst", ".jsonl", ".jsonl.gz", ".errors.jsonl.zst", ".report.json", ".manifest.json"};
+  const char *ends[] = {".jsonl.zst",        ".jsonl",       ".jsonl.gz",
+                        ".errors.jsonl.zst", ".report.json", ".manifest.json"};
   snprintf(cmd, sizeof cmd, "%s.run", base);
   mr_durable_remove_tree(cmd, &e);
   for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
@@ -185,7 +187,8 @@ static uint64_t row_at(uint64_t i, int order) {
   return i * step[order % 4] % ROWS;
 }
 
-static mr_code add_rows(mr_commit *c, int order, uint64_t from, uint64_t to, int flush_each, mr_err *e) {
+static mr_code add_rows(mr_commit *c, int order, uint64_t from, uint64_t to, int flush_each,
+                        mr_err *e) {
   mr_text t = {0};
   mr_code rc = MR_OK;
   for (uint64_t i = from; !rc && i < to; i++) {
@@ -280,7 +283,8 @@ static void bytes_do_not_depend_on_order(void **state) {
     }
 }
 
-/* C1, C2, C3, C6, C7: die at each call that changes something, lose or garble what was not synced, run again. */
+/* C1, C2, C3, C6, C7: die at each call that changes something, lose or garble what was not synced,
+ * run again. */
 static void die_at_every_call(void **state) {
   (void)state;
   for (int fate = 0; fate < FATES; fate++) {
@@ -300,7 +304,8 @@ static void die_at_every_call(void **state) {
       assert_true(n < 500);
     }
   }
-  assert_int_equal(mr_mem_live(), 0 + (want[0].data != NULL) + (want[1].data != NULL) + (want[2].data != NULL));
+  assert_int_equal(mr_mem_live(),
+                   0 + (want[0].data != NULL) + (want[1].data != NULL) + (want[2].data != NULL));
 }
 
 /* The same with a second death while resuming. */
@@ -375,7 +380,8 @@ static void another_job_is_refused(void **state) {
   assert_null(strstr(e.text, "inputs;"));
   mr_identity_free(&id);
   mr_err_clear(&e);
-  identity(&id, 3000, "model"); /* the same job, started later: it keeps its id and its first start */
+  identity(&id, 3000, "model"); /* the same job, started later: it keeps its id and its first start
+                                 */
   assert_int_equal(mr_commit_bind(c, &id, &e), MR_OK);
   assert_int_equal(id.created, 1000);
   assert_string_equal(id.job_id, old.job_id);

@@ -159,8 +159,10 @@ static int end(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(write_is_sync_rename_sync),   cmocka_unit_test(failed_sync_is_final),
-      cmocka_unit_test(rename_syncs_both_directories), cmocka_unit_test(remove_tree_follows_no_link),
+      cmocka_unit_test(write_is_sync_rename_sync),
+      cmocka_unit_test(failed_sync_is_final),
+      cmocka_unit_test(rename_syncs_both_directories),
+      cmocka_unit_test(remove_tree_follows_no_link),
       cmocka_unit_test(errors_name_the_path),
   };
   return cmocka_run_group_tests(tests, begin, end);

@@ -83,8 +83,9 @@ static void file_digest(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(crc32c_known),           cmocka_unit_test(crc32c_goes_on), cmocka_unit_test(xxh3_known),
-      cmocka_unit_test(streaming_equals_whole), cmocka_unit_test(file_digest),
+      cmocka_unit_test(crc32c_known), cmocka_unit_test(crc32c_goes_on),
+      cmocka_unit_test(xxh3_known),   cmocka_unit_test(streaming_equals_whole),
+      cmocka_unit_test(file_digest),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,7 +23,7 @@ typedef struct seen {
   uint32_t types[16];
   char text[1024]; /* payloads, one after the other */
   size_t len;
-  int refuse;      /* refuse the record with this number; -1: none */
+  int refuse; /* refuse the record with this number; -1: none */
 } seen;
 
 static mr_code look(void *ctx, uint32_t type, const unsigned char *payload, size_t len) {
@@ -49,7 +49,8 @@ static size_t make(mr_text *bytes, size_t ends[N_PAYLOADS + 1]) {
     assert_int_equal(stat(path, &st), 0);
     ends[i] = (size_t)st.st_size;
     if (i < N_PAYLOADS)
-      assert_int_equal(mr_journal_append(j, MR_RECORD_FRAME, payloads[i], strlen(payloads[i]), &e), MR_OK);
+      assert_int_equal(mr_journal_append(j, MR_RECORD_FRAME, payloads[i], strlen(payloads[i]), &e),
+                       MR_OK);
   }
   mr_journal_close(j);
   int fd = open(path, O_RDONLY);
@@ -82,7 +83,8 @@ static void round_trip(void **state) {
   mr_text_free(&bytes);
 }
 
-/* J1, J2: torn at every byte, the whole records before it remain, the rest is cut, and appending goes on. */
+/* J1, J2: torn at every byte, the whole records before it remain, the rest is cut, and appending
+ * goes on. */
 static void torn_at_every_byte(void **state) {
   (void)state;
   mr_text bytes = {0};
@@ -221,8 +223,15 @@ static void creation_fails_at_each_call(void **state) {
 static void frame_record_round_trip(void **state) {
   (void)state;
   mr_frame_line lines[] = {{7, 10}, {3, 1}, {4, 300}, {999999, 70000}, {0, 2}};
-  mr_frame_rec rec = {.stream = MR_LINE_ERROR, .offset = 1u << 20, .bytes = 12345, .text_bytes = 70313,
-                      .prompt_tokens = 77, .output_tokens = 0, .check = 0xfedcba9876543210u, .n_lines = 5}, got;
+  mr_frame_rec rec = {.stream = MR_LINE_ERROR,
+                      .offset = 1u << 20,
+                      .bytes = 12345,
+                      .text_bytes = 70313,
+                      .prompt_tokens = 77,
+                      .output_tokens = 0,
+                      .check = 0xfedcba9876543210u,
+                      .n_lines = 5},
+               got;
   mr_text t = {0};
   mr_framerec_encode(&rec, lines, &t);
   const unsigned char *bytes = (const unsigned char *)t.data;
@@ -243,7 +252,8 @@ static void frame_record_round_trip(void **state) {
   mr_text_free(&t);
 }
 
-/* J5: any bytes may stand in a record; decoding never reads beyond them (run under the sanitizers). */
+/* J5: any bytes may stand in a record; decoding never reads beyond them (run under the sanitizers).
+ */
 static void frame_record_of_noise(void **state) {
   (void)state;
   uint64_t x = 88172645463325252u;

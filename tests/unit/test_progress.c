@@ -196,9 +196,12 @@ static int end(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(durations_and_counts), cmocka_unit_test(lines),
-      cmocka_unit_test(none_is_silent_but_answers), cmocka_unit_test(bar_redraws_one_line),
-      cmocka_unit_test(json_lines), cmocka_unit_test(metrics_file),
+      cmocka_unit_test(durations_and_counts),
+      cmocka_unit_test(lines),
+      cmocka_unit_test(none_is_silent_but_answers),
+      cmocka_unit_test(bar_redraws_one_line),
+      cmocka_unit_test(json_lines),
+      cmocka_unit_test(metrics_file),
       cmocka_unit_test(metrics_cannot_be_written),
   };
   return cmocka_run_group_tests(tests, begin, end);

@@ -77,10 +77,14 @@ static void timeline_is_bounded(void **state) {
 static void json_has_its_keys(void **state) {
   (void)state;
   static const char *const keys[] = {
-      "rows", "rows_ok", "rows_failed", "prompt_tokens", "prefill_tokens_computed", "output_tokens", "seconds",
-      "ttft_ms", "tpot_ms", "mfu", "mbu", "batch", "kv_spill_bytes", "kv_fetch_bytes", "peak_memory_bytes", "errors",
-      "version", "digests", "timeline", "throughput", "engine", "options", "inputs", "runs", "peaks", "job_id"};
-  static const char *const phases[] = {"preflight", "load", "run", "commit", "assemble", "other", "total"};
+      "rows",          "rows_ok", "rows_failed",    "prompt_tokens",  "prefill_tokens_computed",
+      "output_tokens", "seconds", "ttft_ms",        "tpot_ms",        "mfu",
+      "mbu",           "batch",   "kv_spill_bytes", "kv_fetch_bytes", "peak_memory_bytes",
+      "errors",        "version", "digests",        "timeline",       "throughput",
+      "engine",        "options", "inputs",         "runs",           "peaks",
+      "job_id"};
+  static const char *const phases[] = {"preflight", "load",  "run",  "commit",
+                                       "assemble",  "other", "total"};
   static const char *const points[] = {"p50", "p90", "p99", "mean", "max"};
   mr_report *r = make();
   json_t *o = mr_report_to_json(r);
@@ -118,14 +122,18 @@ static void figures_are_right(void **state) {
   assert_true(fabs(json_number_value(json_object_get(o, "mbu")) - 0.1) < 1e-6);
   json_t *t = json_object_get(o, "throughput");
   assert_true(fabs(json_number_value(json_object_get(t, "output_tokens_per_s")) - 100) < 1e-6);
-  assert_true(fabs(json_number_value(json_object_get(json_object_get(o, "ttft_ms"), "mean")) - 2000) < 1e-6);
-  assert_true(fabs(json_number_value(json_object_get(json_object_get(o, "tpot_ms"), "mean")) - 250) < 1e-6);
-  assert_true(fabs(json_number_value(json_object_get(json_object_get(o, "seconds"), "other")) - 4) < 1e-6);
+  assert_true(fabs(json_number_value(json_object_get(json_object_get(o, "ttft_ms"), "mean")) -
+                   2000) < 1e-6);
+  assert_true(
+      fabs(json_number_value(json_object_get(json_object_get(o, "tpot_ms"), "mean")) - 250) < 1e-6);
+  assert_true(fabs(json_number_value(json_object_get(json_object_get(o, "seconds"), "other")) - 4) <
+              1e-6);
   json_decref(o);
   drop(r);
 }
 
-/* Without scripts and outside files; what comes from outside is escaped; no figure is nan or inf. */
+/* Without scripts and outside files; what comes from outside is escaped; no figure is nan or inf.
+ */
 static void html_is_self_contained(void **state) {
   (void)state;
   mr_report *r = make();
@@ -168,9 +176,12 @@ static void html_of_nothing(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(quantiles_within_one_percent), cmocka_unit_test(timeline_is_bounded),
-      cmocka_unit_test(json_has_its_keys),            cmocka_unit_test(figures_are_right),
-      cmocka_unit_test(html_is_self_contained),       cmocka_unit_test(html_of_nothing),
+      cmocka_unit_test(quantiles_within_one_percent),
+      cmocka_unit_test(timeline_is_bounded),
+      cmocka_unit_test(json_has_its_keys),
+      cmocka_unit_test(figures_are_right),
+      cmocka_unit_test(html_is_self_contained),
+      cmocka_unit_test(html_of_nothing),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

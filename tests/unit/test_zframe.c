@@ -108,7 +108,8 @@ static void every_cut_is_found(void **state) {
   mr_text_free(&out);
 }
 
-/* Found, or without effect: the format has unused bits, one in each frame's head and some in its tables. */
+/* Found, or without effect: the format has unused bits, one in each frame's head and some in its
+ * tables. */
 static void no_flipped_bit_changes_the_text(void **state) {
   (void)state;
   mr_text out = {0}, good = {0};
