@@ -11,12 +11,22 @@
 
 #define TREE_DEPTH 16
 
+/* An interrupted sync has not failed: it is asked for again. Any other failure is final. */
+static int sync_with(int (*sync)(int), int fd) {
+  int r;
+  do
+    r = sync(fd);
+  while (r && errno == EINTR);
+  return r;
+}
+
 mr_code mr_durable_sync(int fd, const char *path, mr_err *err) {
-  return mr_sys_now->fsync(fd) ? mr_err_errno(err, MR_E_IO, path, "cannot sync") : MR_OK;
+  return sync_with(mr_sys_now->fsync, fd) ? mr_err_errno(err, MR_E_IO, path, "cannot sync") : MR_OK;
 }
 
 mr_code mr_durable_sync_data(int fd, const char *path, mr_err *err) {
-  return mr_sys_now->fdatasync(fd) ? mr_err_errno(err, MR_E_IO, path, "cannot sync") : MR_OK;
+  return sync_with(mr_sys_now->fdatasync, fd) ? mr_err_errno(err, MR_E_IO, path, "cannot sync")
+                                              : MR_OK;
 }
 
 mr_code mr_durable_sync_dir(const char *dir, mr_err *err) {
@@ -25,7 +35,7 @@ mr_code mr_durable_sync_dir(const char *dir, mr_err *err) {
     return mr_err_errno(err, MR_E_IO, dir, "cannot open the directory");
   mr_code rc = MR_OK;
   /* EINVAL: a file system that cannot sync directories (some network and FUSE ones); there is no more to do. */
-  if (mr_sys_now->fsync(fd) && errno != EINVAL)
+  if (sync_with(mr_sys_now->fsync, fd) && errno != EINVAL)
     rc = mr_err_errno(err, MR_E_IO, dir, "cannot sync the directory");
   mr_sys_now->close(fd);
   return rc;
@@ -48,12 +58,15 @@ mr_code mr_durable_sync_parent(const char *path, mr_err *err) {
   return rc;
 }
 
+/* Also where it is there already: the run that made it may have been killed before it was synced. */
 mr_code mr_durable_mkdir(const char *path, mr_err *err) {
+  struct stat st;
   if (mr_sys_now->mkdir(path, 0777) == 0)
     return mr_durable_sync_parent(path, err);
-  struct stat st;
-  if (errno == EEXIST && mr_sys_now->stat(path, &st) == 0 && S_ISDIR(st.st_mode))
-    return MR_OK;
+  int why = errno;
+  if (why == EEXIST && mr_sys_now->stat(path, &st) == 0 && S_ISDIR(st.st_mode))
+    return mr_durable_sync_parent(path, err);
+  errno = why;
   return mr_err_errno(err, MR_E_CANTCREATE, path, "cannot create the directory");
 }
 

@@ -74,8 +74,10 @@ static mr_code next(cursor *c, uint32_t *type, size_t *len, bool *good, mr_err *
 static mr_code replay(cursor *c, mr_journal_visit visit, void *ctx, mr_err *err) {
   char magic[MAGIC_BYTES];
   uint64_t records = 0;
-  if (c->size < MAGIC_BYTES || mr_sys_pread_full(c->fd, magic, MAGIC_BYTES, 0) != MAGIC_BYTES ||
-      memcmp(magic, MAGIC, MAGIC_BYTES) != 0)
+  ssize_t n = mr_sys_pread_full(c->fd, magic, MAGIC_BYTES, 0);
+  if (n < 0)
+    return mr_err_errno(err, MR_E_IO, c->path, "cannot read");
+  if (n != MAGIC_BYTES || memcmp(magic, MAGIC, MAGIC_BYTES) != 0)
     return mr_err_at(err, MR_E_DATA, c->path, 0, -1, "not a journal of this version of millrace");
   c->at = MAGIC_BYTES;
   c->crc = mr_crc32c(0, magic, MAGIC_BYTES);
@@ -175,6 +177,9 @@ mr_code mr_journal_open(mr_journal **out, const char *path, mr_journal_visit vis
     else
       rc = mr_durable_sync(fd, path, err);
   }
+  /* The run that made it may have been killed before its name was synced. */
+  if (!rc)
+    rc = mr_durable_sync_parent(path, err);
   if (!rc)
     rc = wrap(out, fd, path, c.crc, err);
   if (rc)
