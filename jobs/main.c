@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "io/err.h"
+#include "io/sys.h"
 #include "io/text.h"
 #include "jobs/cmd.h"
 
@@ -52,7 +53,7 @@ static int unknown(const char *word, const char *of) {
   }
   const char *near = mr_nearest(word, names, n);
   fprintf(stderr, "millrace: unknown command %s%s%s%s%s%s; see millrace --help\n", of ? of : "",
-          of ? " " : "", word, near ? ": did you mean " : "", near ? near : "", near ? "?" : "");
+          of ? " " : "", word, near ? " (did you mean " : "", near ? near : "", near ? "?)" : "");
   return MR_E_USAGE;
 }
 
@@ -77,6 +78,7 @@ static int dispatch(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+  mr_sys_hold_standard_files();
   if (argc < 2) {
     print_help();
     return MR_E_USAGE;
