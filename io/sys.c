@@ -115,6 +115,15 @@ int mr_sys_pwrite_full(int fd, const void *buf, size_t n, off_t at) {
   return 0;
 }
 
+void mr_sys_hold_standard_files(void) {
+  int fd;
+  do
+    fd = open("/dev/null", O_RDWR); /* the lowest number that is free */
+  while (fd >= 0 && fd <= STDERR_FILENO);
+  if (fd > STDERR_FILENO)
+    close(fd);
+}
+
 double mr_sys_seconds(void) {
   return (double)mr_sys_now->clock_ns() * 1e-9;
 }

@@ -46,6 +46,10 @@ ssize_t mr_sys_pread_full(int fd, void *buf, size_t n, off_t at);
 int mr_sys_write_full(int fd, const void *buf, size_t n);
 int mr_sys_pwrite_full(int fd, const void *buf, size_t n, off_t at);
 
+/* Opens /dev/null where standard input, output or error is closed: otherwise the next file would get
+ * that number, and messages would be written into it. */
+void mr_sys_hold_standard_files(void);
+
 /* Seconds as double, monotonic. */
 double mr_sys_seconds(void);
 

@@ -52,6 +52,7 @@ void mr_signals_install(void) {
   handle(SIGUSR1, on_ask);
   handle(SIGPIPE, SIG_IGN);
   handle(SIGHUP, SIG_IGN);
+  handle(SIGXFSZ, SIG_IGN); /* the write fails instead, as on a full disk */
 }
 
 bool mr_signals_stop(void) {
