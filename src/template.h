@@ -37,10 +37,13 @@ mr_code mr_template_parse(mr_template **out, const char *src, size_t len, mr_err
 void mr_template_free(mr_template *t);
 
 /* vars: an object of the template's global variables. Strings below the keys "messages", "tools"
- * and "documents" are tainted, all others trusted. now: seconds since 1970 behind strftime_now
- * (UTC); negative: the function is not defined. MR_E_DATA with the template's own words when it
- * calls raise_exception (raised is set to true, may be NULL), or with line and reason when it fails
- * or passes a limit. */
+ * and "documents" are tainted, all others trusted. A string that begins with the byte FF (which no
+ * JSON text can hold) and goes on in decimal digits is an integer that needs more than 64 bits.
+ * limits: NULL for the default ones. now: seconds since 1970 behind strftime_now (UTC); negative:
+ * the function is not defined. out is zeroed, or was rendered into before; its memory is used
+ * again. A template may be rendered by several threads at once.
+ * MR_E_DATA with the template's own words when it calls raise_exception (raised is set to true, may
+ * be NULL), or with line and reason when it fails or passes a limit. */
 mr_code mr_template_render(const mr_template *t, json_t *vars, const mr_template_limits *limits,
                            double now, mr_rendered *out, bool *raised, mr_err *err);
 void mr_rendered_free(mr_rendered *r);

@@ -13,7 +13,7 @@ static void add_taint(mr_text *t, size_t len, bool dirty) {
   }
 }
 
-bool mr_tr_emit(tr *r, tv *s) {
+static bool emit(tr *r, tv *s) {
   mr_rendered *o = r->out;
   if (!s->str.len)
     return true;
@@ -340,7 +340,7 @@ static bool exec_call_block(tr *r, const tn *n) {
   kw[c.n_kw++] = (tv_pair){name, caller};
   c.kw = kw;
   tv *v = mr_tr_call(r, f, &c), *s = v ? mr_tv_str(r, v) : NULL;
-  return s && mr_tr_emit(r, s);
+  return s && emit(r, s);
 }
 
 /* ---- statements ---- */
@@ -350,7 +350,7 @@ static bool exec_print(tr *r, const tn *n) {
   if (!v)
     return false;
   tv *s = r->escape ? mr_tv_escape(r, v) : mr_tv_str(r, v);
-  return s && mr_tr_emit(r, s);
+  return s && emit(r, s);
 }
 
 static bool exec_if(tr *r, const tn *n) {
@@ -380,7 +380,7 @@ static bool exec_filter_block(tr *r, const tn *n) {
   tv *v = capture_in(r, open_scope(r, r->scope), n->d);
   v = v ? mr_tr_filter(r, n->a, v) : NULL;
   tv *s = v ? mr_tv_str(r, v) : NULL;
-  return s && mr_tr_emit(r, s);
+  return s && emit(r, s);
 }
 
 static bool exec_with(tr *r, const tn *n) {
@@ -419,7 +419,7 @@ static bool exec(tr *r, const tn *n) {
   case N_BODY:
     return exec_body(r, n);
   case N_DATA:
-    return mr_tr_emit(r, n->val);
+    return emit(r, n->val);
   case N_PRINT:
     return exec_print(r, n);
   case N_IF:

@@ -139,7 +139,7 @@ static tv *f_abs(tr *r, tv *self, tv_call *c) {
 }
 
 /* Half to even on the decimal value, as Python's round: the C library prints exactly so. */
-tv *mr_tpl_round(tr *r, double x, int64_t digits) {
+static tv *round_real(tr *r, double x, int64_t digits) {
   char text[700];
   if (!isfinite(x) || digits > 300)
     return mr_tv_float(r, x);
@@ -170,7 +170,7 @@ static tv *f_round(tr *r, tv *self, tv_call *c) {
     return mr_tv_float(r, (ceiling ? ceil(x) : floor(x)) / scale);
   }
   if (!mr_tv_as_int(self, &i))
-    return mr_tpl_round(r, self->f, digits);
+    return round_real(r, self->f, digits);
   if (digits >= 0)
     return mr_tv_int(r, i);
   double scale = pow(10, (double)-digits);
@@ -657,11 +657,43 @@ static tv *f_tojson(tr *r, tv *self, tv_call *c) {
   return mr_tv_json(&b, self, &how) ? mr_tsb_done(&b) : NULL;
 }
 
+/* A copy whose dictionaries are in the order of their keys, as pprint shows them. */
+static tv *in_key_order(tr *r, tv *v) {
+  bool list = v->kind == TV_LIST || v->kind == TV_TUPLE;
+  if (!list && v->kind != TV_DICT)
+    return v;
+  if (!mr_tr_enter(r))
+    return NULL;
+  size_t n = list ? v->seq.n : v->dict.n;
+  tv *out = list ? mr_tv_seq(r, (tv_kind)v->kind, n) : mr_tv_dict(r, TV_DICT, n);
+  tv **keys = mr_tr_alloc(r, n, sizeof *keys), **vals = mr_tr_alloc(r, n, sizeof *vals);
+  if (!out || !keys || !vals)
+    return NULL;
+  for (size_t i = 0; i < n; i++) {
+    keys[i] = list ? NULL : v->dict.pairs[i].key;
+    vals[i] = in_key_order(r, list ? v->seq.items[i] : v->dict.pairs[i].val);
+    if (!vals[i])
+      return NULL;
+    if (list)
+      out->seq.items[i] = vals[i];
+  }
+  if (!list && !mr_tv_sort(r, vals, keys, n, false))
+    return NULL;
+  for (size_t i = 0; !list && i < n; i++)
+    if (!mr_tv_dict_put(r, out, keys[i], vals[i]))
+      return NULL;
+  mr_tr_leave(r);
+  return out;
+}
+
 static tv *f_pprint(tr *r, tv *self, tv_call *c) {
   tsb b;
   (void)c;
+  tv *v = in_key_order(r, self);
+  if (!v)
+    return NULL;
   mr_tsb_init(&b, r);
-  mr_tv_repr(&b, self);
+  mr_tv_repr(&b, v);
   return mr_tsb_done(&b);
 }
 

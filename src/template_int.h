@@ -1,12 +1,13 @@
 /* template_int.h: what the parts of the template engine share; nobody else includes it.
  *
- * template_lex.c     source to tokens             template_parse.c, template_expr.c   tokens to a
- * tree template_exec.c    statements, scopes, macros   template_eval.c expressions template_value.c
- * values, arena, strings       template_ops.c                      operators, attributes
- * template_print.c   str(), repr, JSON            template_format.c                   "%" and
- * str.format template_methods.c methods of strings, dicts    template_filters.c, _seq.c filters
- * template_tests.c   tests ("is")                 template_funcs.c                    global
- * functions template_case.c    letter case, character classes
+ * template_lex.c      source to tokens              template_parse.c    statements to a tree
+ * template_expr.c     expressions to a tree         template_exec.c     statements, scopes, macros
+ * template_eval.c     expressions                   template_ops.c      operators, attributes,
+ * slices template_value.c    arena, making values          template_data.c     equality, order,
+ * dictionaries template_print.c    str(), repr, HTML, JSON       template_format.c   "%" and
+ * str.format template_methods.c  methods of strings, dicts     template_filters.c  filters on
+ * texts, numbers template_seq.c      filters on lists              template_tests.c    tests ("is")
+ * template_funcs.c    global functions              template_case.c     letter case and classes
  *
  * Values are Python's, immutable but for namespaces and iterators, and live in the arena of a
  * render (constants: in the arena of the template). A function that can fail returns NULL, false or
@@ -34,8 +35,6 @@ typedef struct ta { /* memory given back all at once */
   size_t total, limit; /* bytes */
 } ta;
 
-enum { TA_OK, TA_LIMIT, TA_NOMEM };
-void *mr_ta_alloc(ta *a, size_t bytes, int *why); /* aligned to 16, not zeroed; NULL and why */
 void mr_ta_free(ta *a);
 
 /* ---- values ---- */
@@ -311,7 +310,6 @@ bool mr_tr_exec(tr *r, const tn *n);
 tv *mr_tr_call_macro(tr *r, tv *m, tv_call *c);
 tv *mr_tr_call_block(tr *r, const tn *block);
 tv *mr_tr_call_loop(tr *r, tv *loop, tv *items);
-bool mr_tr_emit(tr *r, tv *str);
 /* template_eval.c */
 tv *mr_tr_eval(tr *r, const tn *n);
 tv *mr_tr_lookup(tr *r, int sym);
@@ -374,12 +372,10 @@ tv *mr_tsb_done(tsb *b);
 tv_taint mr_tv_taint_at(const tv *s, size_t byte);
 
 /* template_print.c */
-tv *mr_tv_str(tr *r, tv *v);           /* str(v); a string is returned as it is */
-void mr_tv_print(tsb *b, const tv *v); /* the same, appended */
+tv *mr_tv_str(tr *r, tv *v); /* str(v); a string is returned as it is */
 void mr_tv_repr(tsb *b, const tv *v);
 void mr_tv_real_text(double f, char out[40]); /* as Python's repr */
-size_t mr_tv_int_text(tv_int i, char out[48]);
-tv *mr_tv_escape(tr *r, tv *v); /* HTML; what is safe stays */
+tv *mr_tv_escape(tr *r, tv *v);               /* HTML; what is safe stays */
 typedef struct tv_json {
   bool ascii, sort;
   tv *indent;      /* string; NULL: one line */
@@ -390,7 +386,6 @@ bool mr_tv_json(tsb *b, const tv *v, const tv_json *how);
 /* template_ops.c */
 tv *mr_op_binary(tr *r, tn_op op, tv *a, tv *b);
 int mr_op_compare(tr *r, tn_op op, tv *a, tv *b);
-int mr_op_contains(tr *r, tv *box, tv *item);
 tv *mr_op_negate(tr *r, tv *v, bool minus);
 tv *mr_op_attr(tr *r, tv *of, tv *name, const tn_lookup *look);
 tv *mr_op_item(tr *r, tv *of, tv *key);
@@ -410,14 +405,12 @@ const tv_func *mr_tpl_func(const char *name, size_t len);
 const tv_func *mr_tpl_find(const tv_func *table, size_t n, const char *name, size_t len);
 extern const tv_func mr_tpl_text_filters[], mr_tpl_seq_filters[];
 extern const size_t mr_tpl_n_text_filters, mr_tpl_n_seq_filters;
-tv *mr_tpl_round(tr *r, double x, int64_t digits);
 bool mr_tpl_arg_int(tr *r, const tv *v, int64_t missing, int64_t *out); /* v NULL: missing */
 tv *mr_str_strip(tr *r, tv *s, tv *chars, int ends);                    /* ends: 1 left, 2 right */
 tv *mr_str_replace(tr *r, tv *s, tv *old, tv *with, int64_t count);
 tv *mr_str_case(tr *r, tv *s, int how);
 tv *mr_str_lines(tr *r, tv *s, bool keep);
 tv *mr_str_center(tr *r, tv *s, int64_t width, tv *fill, int where);
-tv *mr_str_join(tr *r, tv *sep, tv **items, size_t n);
 bool mr_str_parse_int(const tv *s, int base, tv_int *out);
 bool mr_str_parse_real(const tv *s, double *out);
 int64_t mr_str_find(const tv *s, const tv *what, size_t from, size_t to, bool last); /* byte offset,
@@ -484,8 +477,6 @@ enum { TUPLE_NO_IF = 1, TUPLE_PARENS = 2, TUPLE_PRIMARY = 4, TUPLE_NSREF = 8 };
 tn *mr_tp_tuple(tp *p, int how, const char *end_name);  /* expressions with commas between make a
                                                            tuple */
 tn *mr_tp_filters(tp *p, tn *input, bool inline_first); /* | filter | filter */
-tn *mr_tp_body(tp *p, const char *const *ends); /* statements up to {% end; the end's name is
-                                                   current */
 bool mr_tp_template(tp *p);
 
 #define OP2(a, b) ((uint16_t)((a) << 8 | (b)))

@@ -259,7 +259,7 @@ static tv *m_rpartition(tr *r, tv *self, tv_call *c) {
   return partition(r, self, c->p[0], true);
 }
 
-tv *mr_str_join(tr *r, tv *sep, tv **items, size_t n) {
+static tv *join(tr *r, tv *sep, tv **items, size_t n) {
   tsb b;
   mr_tsb_init(&b, r);
   for (size_t i = 0; i < n && !b.failed; i++) {
@@ -281,7 +281,7 @@ tv *mr_str_join(tr *r, tv *sep, tv **items, size_t n) {
 static tv *m_join(tr *r, tv *self, tv_call *c) {
   tv **items;
   size_t n;
-  return mr_tv_iter(r, c->p[0], &items, &n) ? mr_str_join(r, self, items, n) : NULL;
+  return mr_tv_iter(r, c->p[0], &items, &n) ? join(r, self, items, n) : NULL;
 }
 
 /* ---- search ---- */

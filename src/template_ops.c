@@ -253,7 +253,7 @@ static int in_seq(tr *r, tv *box, const tv *item) {
   return 0;
 }
 
-int mr_op_contains(tr *r, tv *box, tv *item) {
+static int contains(tr *r, tv *box, tv *item) {
   bool failed = false;
   switch (box->kind) {
   case TV_UNDEF:
@@ -299,9 +299,9 @@ int mr_op_compare(tr *r, tn_op op, tv *a, tv *b) {
   case OP_GE:
     return mr_tv_less(r, b, a, ">=");
   case OP_IN:
-    return mr_op_contains(r, b, a);
+    return contains(r, b, a);
   default:
-    e = mr_op_contains(r, b, a);
+    e = contains(r, b, a);
     return e < 0 ? e : !e;
   }
 }

@@ -91,6 +91,8 @@ static bool is_end(const tp *p, const char *const *ends) {
 }
 
 static bool fail_eof(tp *p, const char *const *ends) {
+  while (strncmp(*ends, "end", 3) != 0)
+    ends++;
   return mr_tp_fail(p, p->at->line, "Unexpected end of template. '%s' is missing.", ends[0]);
 }
 
@@ -127,7 +129,7 @@ static tn *parse_nodes(tp *p, const char *const *ends) {
   return body && ends && !fail_eof(p, ends) ? NULL : body;
 }
 
-tn *mr_tp_body(tp *p, const char *const *ends) {
+static tn *parse_body(tp *p, const char *const *ends) {
   if (mr_tp_is_op(p, ':'))
     p->at++;
   if (p->at->kind != TK_BLOCK_END)
@@ -145,7 +147,7 @@ static tn *parse_inner(tp *p, const char *end) {
   const char *const ends[] = {end, NULL};
   bool soft = p->soft;
   p->soft = false;
-  tn *body = mr_tp_body(p, ends);
+  tn *body = parse_body(p, ends);
   p->soft = soft;
   p->at += body != NULL;
   return body;
@@ -160,10 +162,10 @@ static tn *parse_if(tp *p, tn *n) {
   do {
     p->at++; /* if, elif */
     if (!mr_tp_push(p, &n->list, &n->n, &cap, mr_tp_tuple(p, TUPLE_NO_IF, NULL)) ||
-        !mr_tp_push(p, &n->list, &n->n, &cap, mr_tp_body(p, end_if)))
+        !mr_tp_push(p, &n->list, &n->n, &cap, parse_body(p, end_if)))
       return NULL;
   } while (mr_tp_is_name(p->at, "elif"));
-  if (mr_tp_skip_name(p, "else") && !(n->a = mr_tp_body(p, end_only_if)))
+  if (mr_tp_skip_name(p, "else") && !(n->a = parse_body(p, end_only_if)))
     return NULL;
   p->at++;
   p->soft = soft;
@@ -187,10 +189,10 @@ static tn *parse_for(tp *p, tn *n) {
   n->flags = mr_tp_skip_name(p, "recursive");
   p->soft = false;
   p->loops++;
-  n->d = mr_tp_body(p, end_for);
+  n->d = parse_body(p, end_for);
   p->loops--;
   if (n->d && mr_tp_skip_name(p, "else") &&
-      !mr_tp_push(p, &n->list, &n->n, &cap, mr_tp_body(p, end_only_for)))
+      !mr_tp_push(p, &n->list, &n->n, &cap, parse_body(p, end_only_for)))
     return NULL;
   p->soft = soft;
   p->at++;
@@ -368,11 +370,17 @@ static tn *parse_print(tp *p, tn *n) {
  * nothing to load from. */
 static tn *parse_no_loader(tp *p, tn *n) {
   p->at++;
-  if (!mr_tp_expr(p))
-    return NULL;
-  while (p->at->kind == TK_NAME || mr_tp_is_op(p, ','))
-    p->at++;
-  return n;
+  const char *const next[] = {"import", "as", "ignore", "with", "without"};
+  bool good = mr_tp_expr(p) != NULL;
+  if (!good || p->at->kind == TK_BLOCK_END)
+    return good ? n : NULL;
+  for (size_t i = 0; i < sizeof next / sizeof *next; i++)
+    if (mr_tp_is_name(p->at, next[i])) {
+      while (p->at->kind == TK_NAME || mr_tp_is_op(p, ','))
+        p->at++;
+      return n;
+    }
+  return mr_tp_unexpected(p);
 }
 
 typedef struct statement {

@@ -6,7 +6,7 @@
 
 /* ---- numbers ---- */
 
-size_t mr_tv_int_text(tv_int i, char out[48]) {
+static size_t int_text(tv_int i, char out[48]) {
   char digits[48];
   size_t n = 0, k = 0;
   __extension__ unsigned __int128 u = i < 0 ? -(unsigned __int128)i : (unsigned __int128)i;
@@ -163,7 +163,7 @@ static void repr_range(tsb *b, const tv *v) {
 static void repr_scalar(tsb *b, const tv *v) {
   char text[48];
   if (v->kind == TV_INT)
-    mr_tv_int_text(v->i, text);
+    int_text(v->i, text);
   else if (v->kind == TV_FLOAT)
     mr_tv_real_text(v->f, text);
   else
@@ -221,13 +221,6 @@ void mr_tv_repr(tsb *b, const tv *v) {
   else
     repr(b, v);
   mr_tr_leave(b->r);
-}
-
-void mr_tv_print(tsb *b, const tv *v) {
-  if (v->kind == TV_STR)
-    mr_tsb_val(b, v);
-  else if (v->kind != TV_UNDEF)
-    mr_tv_repr(b, v);
 }
 
 tv *mr_tv_str(tr *r, tv *v) {
@@ -315,7 +308,7 @@ static void json_str(tsb *b, const tv *s, bool ascii) {
 static void json_scalar(tsb *b, const tv *v) {
   char text[48];
   if (v->kind == TV_INT)
-    mr_tv_int_text(v->i, text);
+    int_text(v->i, text);
   else if (v->kind == TV_FLOAT && !isfinite(v->f))
     snprintf(text, sizeof text, "%s", isnan(v->f) ? "NaN" : v->f < 0 ? "-Infinity" : "Infinity");
   else if (v->kind == TV_FLOAT)

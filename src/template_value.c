@@ -9,6 +9,8 @@
 
 /* ---- arena ---- */
 
+enum { TA_OK, TA_LIMIT, TA_NOMEM };
+
 struct ta_chunk {
   ta_chunk *next;
   size_t bytes;
@@ -36,7 +38,8 @@ static bool add_chunk(ta *a, size_t need, int *why) {
   return true;
 }
 
-void *mr_ta_alloc(ta *a, size_t bytes, int *why) {
+/* Aligned to 16, not zeroed; NULL and why. */
+static void *take(ta *a, size_t bytes, int *why) {
   *why = TA_LIMIT;
   if (bytes > a->limit)
     return NULL;
@@ -76,7 +79,7 @@ void *mr_tr_fail(tr *r, const char *fmt, ...) {
 void *mr_tr_alloc(tr *r, size_t count, size_t size) {
   size_t bytes;
   int why = TA_LIMIT;
-  void *p = mr_mem_mul(count, size, &bytes) ? mr_ta_alloc(r->arena, bytes, &why) : NULL;
+  void *p = mr_mem_mul(count, size, &bytes) ? take(r->arena, bytes, &why) : NULL;
   if (p)
     return p;
   if (why == TA_LIMIT)
