@@ -25,24 +25,29 @@ static size_t row_bytes(int k) {
 }
 
 /* ------------------------------------------------------------------ packing */
-/* v + partner * 1, lanes whose bit is set in `minus` get partner - v: one step of the transform in
- * a vector */
-#define BUTTERFLY(v, partner, minus)                                                               \
-  _mm512_add_ps(partner, _mm512_mask_sub_ps(v, minus, _mm512_setzero_ps(), v))
+/* partner + v, or partner - v in the lanes where plus holds -1: a product with 1 is exact */
+#define BUTTERFLY(v, partner, plus) _mm512_fmadd_ps(v, plus, partner)
+
+/* 1, and -1 in the lanes of mask */
+INLINE __m512 ones_but(__mmask16 mask) {
+  return _mm512_mask_blend_ps(mask, _mm512_set1_ps(1.0f), _mm512_set1_ps(-1.0f));
+}
 
 /* Group g of a row: signs, zeros past k, Hadamard transform over 64 values. */
 INLINE void rotate(__m512 v[4], const float *x, int k, int g) {
   uint64_t signs = mr_i8_signs(g);
-  const __m512 minus = _mm512_castsi512_ps(_mm512_set1_epi32((int)0x80000000u));
+  const __m512 minus = _mm512_set1_ps(-0.0f);
+  const __m512 odd1 = ones_but(0xaaaa), odd2 = ones_but(0xcccc);
+  const __m512 odd4 = ones_but(0xf0f0), odd8 = ones_but(0xff00);
   UNROLL for (int j = 0; j < 4; j++) {
     int left = k - g * GROUP - j * 16;
     __mmask16 in = left >= 16 ? 0xffff : left <= 0 ? 0 : (__mmask16)((1u << left) - 1);
     __m512 a = _mm512_maskz_loadu_ps(in, x + g * GROUP + j * 16);
     a = _mm512_mask_xor_ps(a, (__mmask16)(signs >> (16 * j)), a, minus);
-    a = BUTTERFLY(a, _mm512_permute_ps(a, 0xb1), 0xaaaa);
-    a = BUTTERFLY(a, _mm512_permute_ps(a, 0x4e), 0xcccc);
-    a = BUTTERFLY(a, _mm512_shuffle_f32x4(a, a, 0xb1), 0xf0f0);
-    v[j] = BUTTERFLY(a, _mm512_shuffle_f32x4(a, a, 0x4e), 0xff00);
+    a = BUTTERFLY(a, _mm512_permute_ps(a, 0xb1), odd1);
+    a = BUTTERFLY(a, _mm512_permute_ps(a, 0x4e), odd2);
+    a = BUTTERFLY(a, _mm512_shuffle_f32x4(a, a, 0xb1), odd4);
+    v[j] = BUTTERFLY(a, _mm512_shuffle_f32x4(a, a, 0x4e), odd8);
   }
   __m512 a = _mm512_add_ps(v[0], v[1]), b = _mm512_sub_ps(v[0], v[1]);
   __m512 c = _mm512_add_ps(v[2], v[3]), d = _mm512_sub_ps(v[2], v[3]);
@@ -73,17 +78,25 @@ static inline float scale_of(uint32_t bits, float *inverse) {
   return amax / 127.0f;
 }
 
+/* Written as asm with its operand in and out: intrinsics make gcc 12 spill whole tiles. */
+INLINE __m512i dot4(__m512i sum, __m512i w, __m512i a) {
+  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(a));
+  return sum;
+}
+
 /* 64 values to int8 at q; returns their sum. A group that is not finite becomes zeros. */
-static inline int32_t quantize(int8_t *q, const __m512 v[4], float inverse) {
+INLINE int32_t quantize(int8_t *q, const __m512 v[4], float inverse) {
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   __m512 s = _mm512_set1_ps(inverse);
   __mmask16 on = inverse != 0.0f ? 0xffff : 0;
-  __m512i sum = _mm512_setzero_si512();
+  __m512i i[4];
   UNROLL for (int j = 0; j < 4; j++) {
-    __m512i i = _mm512_maskz_cvtps_epi32(on, _mm512_mul_ps(v[j], s));
-    sum = _mm512_add_epi32(sum, i);
-    _mm_storeu_si128((__m128i *)(void *)(q + 16 * j), _mm512_cvtepi32_epi8(i));
+    i[j] = _mm512_maskz_cvtps_epi32(on, _mm512_mul_ps(v[j], s));
   }
-  return _mm512_reduce_add_epi32(sum);
+  __m512i b = _mm512_packs_epi16(_mm512_packs_epi32(i[0], i[1]), _mm512_packs_epi32(i[2], i[3]));
+  b = _mm512_permutexvar_epi32(order, b); /* the packs worked in 128-bit lanes */
+  _mm512_storeu_si512(q, b);
+  return _mm512_reduce_add_epi32(dot4(_mm512_setzero_si512(), _mm512_set1_epi8(1), b));
 }
 
 static void pack_row(void *dst, const float *x, int k) {
@@ -132,12 +145,6 @@ static void pack_panel(void *dst, const float *w, size_t ld, int cols, int k) {
 }
 
 /* ------------------------------------------------------------------ register tiles */
-/* Written as asm with its operand in and out: intrinsics make gcc 12 spill whole tiles. */
-INLINE __m512i dot4(__m512i sum, __m512i w, __m512i a) {
-  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(a));
-  return sum;
-}
-
 static inline int32_t load4(const int8_t *p) {
   int32_t v;
   memcpy(&v, p, sizeof v);

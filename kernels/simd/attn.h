@@ -260,23 +260,40 @@ static void simd_attention(const mr_attn *a, int kv_head, int q0, int q1, void *
   attn_end(&w);
 }
 
+/* n values into column `slot` of [n][32] */
+static void kv_column_f32(float *part, const float *x, int n, int slot) {
+  for (int i = 0; i < n; i++)
+    part[(size_t)i * BLOCK + (size_t)slot] = x[i];
+}
+
+static void kv_column_16(uint16_t *part, const uint16_t *x, int n, int slot) {
+  for (int i = 0; i < n; i++)
+    part[(size_t)i * BLOCK + (size_t)slot] = x[i];
+}
+
+V_INLINE void kv_to_16(uint16_t *dst, const float *x, int n, mr_kv_type type) {
+  if (type == MR_KV_F16)
+    vstore_f16(dst, vload_n(x, n));
+  else
+    vstore_bf16(dst, vload_n(x, n));
+}
+
 static void simd_kv_store(uint8_t *k_part, uint8_t *v_part, const float *k, const float *v,
                           int head_dim, int slot, mr_kv_type type) {
-  size_t size = type == MR_KV_F32 ? 4 : 2, row = (size_t)slot * (size_t)head_dim;
+  size_t row = (size_t)slot * (size_t)head_dim;
+  if (type == MR_KV_F32) {
+    kv_column_f32((float *)(void *)k_part, k, head_dim, slot);
+    memcpy((float *)(void *)v_part + row, v, (size_t)head_dim * sizeof(float));
+    return;
+  }
+  uint16_t *ks = (uint16_t *)(void *)k_part, *vs = (uint16_t *)(void *)v_part + row;
   for (int d = 0; d < head_dim; d += VL) {
     int n = head_dim - d < VL ? head_dim - d : VL;
-    vf kd = vload_n(k + d, n), vd_ = vload_n(v + d, n);
-    float ks[VL] = {0}, vs[VL] = {0};
-    if (type == MR_KV_F32)
-      vstore(ks, kd), vstore(vs, vd_);
-    if (type == MR_KV_F16)
-      vstore_f16((uint16_t *)(void *)ks, kd), vstore_f16((uint16_t *)(void *)vs, vd_);
-    if (type == MR_KV_BF16)
-      vstore_bf16((uint16_t *)(void *)ks, kd), vstore_bf16((uint16_t *)(void *)vs, vd_);
-    memcpy(v_part + (row + (size_t)d) * size, vs, (size_t)n * size);
-    for (int i = 0; i < n; i++) /* column `slot` of [head_dim][32] */
-      memcpy(k_part + ((size_t)(d + i) * BLOCK + (size_t)slot) * size,
-             (char *)ks + (size_t)i * size, size);
+    uint16_t h[VL];
+    kv_to_16(h, k + d, n, type);
+    kv_column_16(ks + (size_t)d * BLOCK, h, n, slot);
+    kv_to_16(h, v + d, n, type);
+    memcpy(vs + d, h, (size_t)n * sizeof *h);
   }
 }
 

@@ -24,10 +24,10 @@ V_INLINE vf vexp(vf x) {
   return vselect_lt(all, least, vzero(), vscale2(p, n));
 }
 
-/* 1 / (1 + e^-x) */
+/* 1 / (1 + e^-x), not below e^-87 */
 V_INLINE vf vsigmoid(vf x) {
-  vf one = vset1(1.0f);
-  return vdiv(one, vadd(one, vexp(vsub(vzero(), x))));
+  vf e = vexp(vmin(vset1(87.0f), vsub(vzero(), x)));
+  return vrecip(vadd(vset1(1.0f), e));
 }
 
 /* |x| < 0.63: x times a polynomial in x^2; else 1 - 2/(e^2|x| + 1) with the sign of x. */

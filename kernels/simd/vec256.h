@@ -64,6 +64,9 @@ V_INLINE vf vfma(vf a, vf b, vf c) {
 V_INLINE vf vfnma(vf a, vf b, vf c) {
   return _mm256_fnmadd_ps(a, b, c);
 }
+V_INLINE vf vrecip(vf a) {
+  return vdiv(vset1(1.0f), a);
+}
 V_INLINE vf vabs(vf a) {
   return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
 }

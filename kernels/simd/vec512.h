@@ -67,6 +67,11 @@ V_INLINE vf vfma(vf a, vf b, vf c) {
 V_INLINE vf vfnma(vf a, vf b, vf c) {
   return _mm512_fnmadd_ps(a, b, c);
 } /* c - a*b */
+/* 1/a to about a unit in the last place, for normal a below 2^126 */
+V_INLINE vf vrecip(vf a) {
+  vf r = _mm512_rcp14_ps(a); /* 14 bits; one step of Newton's doubles them */
+  return vmul(r, vfnma(a, r, vset1(2.0f)));
+}
 V_INLINE vf vabs(vf a) {
   return _mm512_abs_ps(a);
 }
