@@ -4,7 +4,8 @@
 #include <stdarg.h>
 #include <string.h>
 
-/* Copies `src` to `dst`, writing control bytes and DEL as \xNN. Never splits an escape; cuts at cap. */
+/* Copies `src` to `dst`, writing control bytes and DEL as \xNN. Never splits an escape; cuts at
+ * cap. */
 static void escape(char *dst, size_t cap, const char *src) {
   size_t n = 0;
   for (const unsigned char *p = (const unsigned char *)src; *p; p++) {
@@ -21,8 +22,8 @@ static void escape(char *dst, size_t cap, const char *src) {
   dst[n] = '\0';
 }
 
-static mr_code store(mr_err *e, mr_code code, const char *file, int64_t line, int64_t offset, const char *fmt,
-                     va_list ap) {
+static mr_code store(mr_err *e, mr_code code, const char *file, int64_t line, int64_t offset,
+                     const char *fmt, va_list ap) {
   if (!e || e->code != MR_OK)
     return code;
   char raw[sizeof e->text];
@@ -43,7 +44,8 @@ mr_code mr_err_set(mr_err *e, mr_code code, const char *fmt, ...) {
   return code;
 }
 
-mr_code mr_err_at(mr_err *e, mr_code code, const char *file, int64_t line, int64_t offset, const char *fmt, ...) {
+mr_code mr_err_at(mr_err *e, mr_code code, const char *file, int64_t line, int64_t offset,
+                  const char *fmt, ...) {
   va_list ap;
   va_start(ap, fmt);
   store(e, code, file, line, offset, fmt, ap);

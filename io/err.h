@@ -1,14 +1,16 @@
 /* err.h: errors as a code, a place and words for the user.
  *
- * Every function that can fail for a reason outside the program takes an `mr_err *` last and returns an
- * mr_code: MR_OK (0) or the code it stored. The caller owns the mr_err (usually on its stack, zeroed with
- * MR_ERR_INIT). The first error wins: setting an error twice keeps the first text.
+ * Every function that can fail for a reason outside the program takes an `mr_err *` last and
+ * returns an mr_code: MR_OK (0) or the code it stored. The caller owns the mr_err (usually on its
+ * stack, zeroed with MR_ERR_INIT). The first error wins: setting an error twice keeps the first
+ * text.
  *
  *     mr_err e = MR_ERR_INIT;
  *     if (mr_gguf_open(&g, path, &e)) { mr_err_print(&e, stderr); return mr_err_exit(e.code); }
  *
  * Codes are the program's exit codes (sysexits.h where one fits), so nothing is translated twice.
- * Text that came from a file is escaped when it is stored: an error never carries control characters.
+ * Text that came from a file is escaped when it is stored: an error never carries control
+ * characters.
  */
 #ifndef MR_IO_ERR_H
 #define MR_IO_ERR_H
@@ -18,10 +20,10 @@
 
 typedef enum mr_code {
   MR_OK = 0,
-  MR_E_AGAIN = 2,        /* not a failure: no room now, call again after progress; never an exit code */
-  MR_E_USAGE = 64,       /* the command line */
-  MR_E_DATA = 65,        /* input, archive, model file unusable as a whole */
-  MR_E_NOINPUT = 66,     /* no such input */
+  MR_E_AGAIN = 2,    /* not a failure: no room now, call again after progress; never an exit code */
+  MR_E_USAGE = 64,   /* the command line */
+  MR_E_DATA = 65,    /* input, archive, model file unusable as a whole */
+  MR_E_NOINPUT = 66, /* no such input */
   MR_E_UNAVAILABLE = 69, /* device or model not usable here */
   MR_E_INTERNAL = 70,    /* a defect of ours */
   MR_E_NOMEM = 71,       /* out of memory; leaves the program as 69 */
@@ -39,19 +41,22 @@ typedef struct mr_err {
   char text[1024]; /* what, which limit, what to do; escaped */
 } mr_err;
 
-#define MR_ERR_INIT {MR_OK, 0, -1, "", ""}
+#define MR_ERR_INIT                                                                                \
+  { MR_OK, 0, -1, "", "" }
 
 /* Stores code and text unless `e` holds an error already or is NULL. Returns `code`. */
-mr_code mr_err_set(mr_err *e, mr_code code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+mr_code mr_err_set(mr_err *e, mr_code code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* The same with a place. `file` may be NULL; `line` 0 and `offset` -1 mean none. */
-mr_code mr_err_at(mr_err *e, mr_code code, const char *file, int64_t line, int64_t offset, const char *fmt, ...)
-    __attribute__((format(printf, 6, 7)));
+mr_code mr_err_at(mr_err *e, mr_code code, const char *file, int64_t line, int64_t offset,
+                  const char *fmt, ...) __attribute__((format(printf, 6, 7)));
 
 /* Adds the place to an error that has none yet. */
 void mr_err_place(mr_err *e, const char *file, int64_t line, int64_t offset);
 
-/* Stores `what`: strerror(errno), with the code that fits the errno (ENOENT 66, ENOSPC 74, ENOMEM 71 ...). */
+/* Stores `what`: strerror(errno), with the code that fits the errno (ENOENT 66, ENOSPC 74, ENOMEM
+ * 71 ...). */
 mr_code mr_err_errno(mr_err *e, mr_code fallback, const char *file, const char *what);
 
 void mr_err_clear(mr_err *e);

@@ -12,8 +12,8 @@
 static _Atomic int64_t fail_in = -1;
 static _Atomic int64_t live;
 
-/* Big blocks of mr_mem_pages come from mmap: the system hands out their pages, cleared, when they are touched, so
- * that a budget costs nothing until it is used. */
+/* Big blocks of mr_mem_pages come from mmap: the system hands out their pages, cleared, when they
+ * are touched, so that a budget costs nothing until it is used. */
 typedef struct mapping {
   void *p;
   size_t len;
@@ -90,7 +90,8 @@ void mr_mem_free(void *p) {
 /* len is a multiple of HUGE_PAGE, and the result aligned to it. */
 static void *map_pages(size_t len) {
   mapping *m = malloc(sizeof *m);
-  uint8_t *raw = mmap(NULL, len + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  uint8_t *raw =
+      mmap(NULL, len + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (!m || raw == MAP_FAILED) {
     free(m);
     if (raw != MAP_FAILED)

@@ -1,8 +1,8 @@
 /* sys.h: the only place that opens, reads, writes, syncs, renames, locks, maps or reads a clock.
  *
- * Calls go through a table that tests replace: fail the n-th call, give short counts, drop or tear unsynced
- * writes at a crash. All calls return -1 and set errno as the system call of the same name does.
- * mr_sys_read_full and friends loop over EINTR and short counts; the raw calls do not.
+ * Calls go through a table that tests replace: fail the n-th call, give short counts, drop or tear
+ * unsynced writes at a crash. All calls return -1 and set errno as the system call of the same name
+ * does. mr_sys_read_full and friends loop over EINTR and short counts; the raw calls do not.
  */
 #ifndef MR_IO_SYS_H
 #define MR_IO_SYS_H
@@ -32,22 +32,22 @@ typedef struct mr_sys {
   int (*flock)(int fd, int operation);
   void *(*mmap)(size_t len, int fd, off_t at); /* private, read only; MAP_FAILED on failure */
   int (*munmap)(void *p, size_t len);
-  int64_t (*clock_ns)(void);    /* monotonic */
-  int64_t (*wall_s)(void);      /* seconds since 1970 */
+  int64_t (*clock_ns)(void); /* monotonic */
+  int64_t (*wall_s)(void);   /* seconds since 1970 */
 } mr_sys;
 
-extern const mr_sys mr_sys_os; /* the operating system */
+extern const mr_sys mr_sys_os;   /* the operating system */
 extern const mr_sys *mr_sys_now; /* the table in force; tests point it elsewhere */
 
-/* Everything or an error: loops over EINTR and short counts. A read that meets the end of the file early returns
- * the bytes that were there. */
+/* Everything or an error: loops over EINTR and short counts. A read that meets the end of the file
+ * early returns the bytes that were there. */
 ssize_t mr_sys_read_full(int fd, void *buf, size_t n);
 ssize_t mr_sys_pread_full(int fd, void *buf, size_t n, off_t at);
 int mr_sys_write_full(int fd, const void *buf, size_t n);
 int mr_sys_pwrite_full(int fd, const void *buf, size_t n, off_t at);
 
-/* Opens /dev/null where standard input, output or error is closed: otherwise the next file would get
- * that number, and messages would be written into it. */
+/* Opens /dev/null where standard input, output or error is closed: otherwise the next file would
+ * get that number, and messages would be written into it. */
 void mr_sys_hold_standard_files(void);
 
 /* Seconds as double, monotonic. */

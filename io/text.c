@@ -13,7 +13,8 @@
 static bool reserve(mr_text *t, size_t more) {
   if (t->failed)
     return false;
-  if (more > SIZE_MAX - t->len - 1 || !mr_mem_grow((void **)&t->data, &t->cap, t->len + more + 1, 1)) {
+  if (more > SIZE_MAX - t->len - 1 ||
+      !mr_mem_grow((void **)&t->data, &t->cap, t->len + more + 1, 1)) {
     t->failed = true;
     return false;
   }
@@ -91,7 +92,8 @@ void mr_text_free(mr_text *t) {
   *t = (mr_text){0};
 }
 
-/* Length that the lead byte promises (0: not a lead byte) and the range of the second byte (Unicode table 3-7). */
+/* Length that the lead byte promises (0: not a lead byte) and the range of the second byte (Unicode
+ * table 3-7). */
 static int lead(unsigned char c, unsigned char *lo, unsigned char *hi) {
   *lo = 0x80;
   *hi = 0xBF;
@@ -110,7 +112,8 @@ static int lead(unsigned char c, unsigned char *lo, unsigned char *hi) {
   return c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
 }
 
-/* Length of the sequence at s: > 0 valid, 0 invalid, -1 valid as far as it goes but cut by `len`. */
+/* Length of the sequence at s: > 0 valid, 0 invalid, -1 valid as far as it goes but cut by `len`.
+ */
 static int sequence(const char *s, size_t len) {
   unsigned char lo, hi;
   const unsigned char *u = (const unsigned char *)s;

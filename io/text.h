@@ -28,9 +28,10 @@ void mr_text_add_code(mr_text *t, uint32_t code_point); /* as UTF-8 */
 void mr_text_clear(mr_text *t);                         /* len = 0, memory kept */
 void mr_text_free(mr_text *t);
 
-/* UTF-8. mr_utf8_valid returns the offset of the first invalid byte, or -1. mr_utf8_next decodes one code point
- * at s (len > 0) and returns its length; an invalid byte gives U+FFFD, length 1. mr_utf8_whole returns how many
- * of the len bytes end on a character boundary (a valid but unfinished last sequence is left out). */
+/* UTF-8. mr_utf8_valid returns the offset of the first invalid byte, or -1. mr_utf8_next decodes
+ * one code point at s (len > 0) and returns its length; an invalid byte gives U+FFFD, length 1.
+ * mr_utf8_whole returns how many of the len bytes end on a character boundary (a valid but
+ * unfinished last sequence is left out). */
 int64_t mr_utf8_valid(const char *s, size_t len);
 int mr_utf8_next(const char *s, size_t len, uint32_t *code_point);
 size_t mr_utf8_whole(const char *s, size_t len);
@@ -38,15 +39,16 @@ size_t mr_utf8_whole(const char *s, size_t len);
 /* base64 (RFC 4648, padding required) of s appended to t; false if s is not base64. */
 bool mr_base64_decode(const char *s, size_t len, mr_text *t);
 
-/* "512", "8KiB", "1.5GiB" → bytes; "90", "90s", "15m", "2h", "1d" → seconds; "HH:MM" → minutes of the day.
- * False if the text is anything else or out of range. */
+/* "512", "8KiB", "1.5GiB" → bytes; "90", "90s", "15m", "2h", "1d" → seconds; "HH:MM" → minutes of
+ * the day. False if the text is anything else or out of range. */
 bool mr_parse_size(const char *s, uint64_t *bytes);
 bool mr_parse_duration(const char *s, double *seconds);
 bool mr_parse_clock(const char *s, int *minutes);
 bool mr_parse_int(const char *s, int64_t *value);
 bool mr_parse_real(const char *s, double *value);
 
-/* The nearest of `n` names to `word` by edit distance, or NULL if none is near (more than a third of it differs). */
+/* The nearest of `n` names to `word` by edit distance, or NULL if none is near (more than a third
+ * of it differs). */
 const char *mr_nearest(const char *word, const char *const *names, size_t n);
 
 #endif

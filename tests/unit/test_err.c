@@ -60,8 +60,10 @@ static void codes_of_errno(void **state) {
   static const struct {
     int no;
     mr_code fallback, want;
-  } cases[] = {{ENOENT, MR_E_IO, MR_E_NOINPUT},         {ENOENT, MR_E_CANTCREATE, MR_E_CANTCREATE},
-               {ENOSPC, MR_E_CANTCREATE, MR_E_IO},      {EACCES, MR_E_CANTCREATE, MR_E_CANTCREATE},
+  } cases[] = {{ENOENT, MR_E_IO, MR_E_NOINPUT},
+               {ENOENT, MR_E_CANTCREATE, MR_E_CANTCREATE},
+               {ENOSPC, MR_E_CANTCREATE, MR_E_IO},
+               {EACCES, MR_E_CANTCREATE, MR_E_CANTCREATE},
                {ENOMEM, MR_E_IO, MR_E_NOMEM}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     mr_err e = MR_ERR_INIT;
@@ -75,8 +77,10 @@ static void codes_of_errno(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(first_error_wins),       cmocka_unit_test(places),
-      cmocka_unit_test(text_from_files_is_escaped), cmocka_unit_test(long_text_is_cut_whole),
+      cmocka_unit_test(first_error_wins),
+      cmocka_unit_test(places),
+      cmocka_unit_test(text_from_files_is_escaped),
+      cmocka_unit_test(long_text_is_cut_whole),
       cmocka_unit_test(codes_of_errno),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -73,7 +73,7 @@ static void copies_terminate(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(products_are_checked),  cmocka_unit_test(nth_allocation_fails),
+      cmocka_unit_test(products_are_checked),       cmocka_unit_test(nth_allocation_fails),
       cmocka_unit_test(pages_are_aligned_and_zero), cmocka_unit_test(growth_keeps_contents),
       cmocka_unit_test(copies_terminate),
   };

@@ -131,9 +131,12 @@ static void nearest_name(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(grows_and_terminates),   cmocka_unit_test(fails_once_and_stays_failed),
-      cmocka_unit_test(utf8_table),             cmocka_unit_test(utf8_round_trip),
-      cmocka_unit_test(base64),                 cmocka_unit_test(sizes_durations_clocks),
+      cmocka_unit_test(grows_and_terminates),
+      cmocka_unit_test(fails_once_and_stays_failed),
+      cmocka_unit_test(utf8_table),
+      cmocka_unit_test(utf8_round_trip),
+      cmocka_unit_test(base64),
+      cmocka_unit_test(sizes_durations_clocks),
       cmocka_unit_test(nearest_name),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
