@@ -25,36 +25,41 @@ TESTS := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(wildcard tests/unit/test_*
 
 .DEFAULT_GOAL := all
 .PHONY: all
-all: deps-check ## build the program: build/millrace
-	@$(MAKE) --no-print-directory $(BIN)
+all: $(BIN) ## build the program: build/millrace
+
+# Packages are looked for once a build folder.
+$(BUILD)/.deps: scripts/setup.sh
+	@mkdir -p $(@D)
+	@scripts/setup.sh build --quiet
+	@touch $@
 
 $(BUILD)/kernels/avx2/%.o: CFLAGS += $(AVX2_FLAGS)
 $(BUILD)/kernels/avx512/%.o: CFLAGS += $(AVX512_FLAGS)
 
-$(BUILD)/%.o: %.c
+$(BUILD)/%.o: %.c | $(BUILD)/.deps
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -c -o $@ $<
+	@echo "  CC $<"
+	@$(CC) $(CFLAGS) -c -o $@ $<
 
 $(LIB): $(LIB_OBJ)
 	@rm -f $@
-	ar rcs $@ $^
+	@ar rcs $@ $^
 
 $(BIN): $(BUILD)/jobs/main.o $(LIB)
-	$(CC) $(CFLAGS) -o $@ $^ $(LDFLAGS) $(LDLIBS)
+	@echo "  LD $@"
+	@$(CC) $(CFLAGS) -o $@ $^ $(LDFLAGS) $(LDLIBS)
 
 $(BUILD)/tests/%: tests/unit/%.c $(LIB)
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -o $@ $< $(LIB) $(LDFLAGS) -lcmocka $(LDLIBS)
+	@echo "  LD $@"
+	@$(CC) $(CFLAGS) -o $@ $< $(LIB) $(LDFLAGS) -lcmocka $(LDLIBS)
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
 # ---------------------------------------------------------------- set-up
-.PHONY: deps deps-check models model
+.PHONY: deps models model
 deps: ## install what is missing (Debian packages; needs root or sudo)
 	@scripts/setup.sh build
-
-deps-check:
-	@scripts/setup.sh build --quiet
 
 SMOLLM2 := models/SmolLM2-135M-Instruct.Q4_1.gguf
 GEMMA3 := models/gemma-3-270m-q4_k_m.gguf

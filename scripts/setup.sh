@@ -9,6 +9,8 @@ models="python3 python3-pip"
 
 what=${1:-build}
 quiet=${2:-}
+# Not Debian: the compiler says what is missing.
+command -v dpkg-query >/dev/null || exit 0
 missing=()
 for package in ${!what}; do
   dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
