@@ -4,23 +4,104 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
+#include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "io/mem.h"
 #include "io/sys.h"
 
+/* jansson allocates through io/mem.h. Its reader goes wrong when an allocation fails (its lexer drops
+ * a byte, and then may look for a closing quote behind its buffer), so a failed allocation leaves the
+ * reader at once, and what it has allocated until then is found in a list and freed. */
+typedef struct block { /* in front of each allocation of jansson */
+  struct block *next, *prev;
+} block;
+
+static _Thread_local jmp_buf *leave;  /* set while jansson reads */
+static _Thread_local block *of_reader; /* its blocks */
+static _Thread_local bool ran_out;
+
 static void *allocate(size_t n) {
-  return mr_mem_alloc(n, 1);
+  block *b = n < SIZE_MAX - sizeof *b ? mr_mem_alloc(sizeof *b + n, 1) : NULL;
+  if (!b) {
+    ran_out = true;
+    if (leave)
+      longjmp(*leave, 1);
+    return NULL;
+  }
+  if (leave) {
+    b->next = of_reader;
+    if (b->next)
+      b->next->prev = b;
+    of_reader = b;
+  }
+  return b + 1;
+}
+
+static void release(void *p) {
+  if (!p)
+    return;
+  block *b = (block *)p - 1;
+  if (b->next)
+    b->next->prev = b->prev;
+  if (b->prev)
+    b->prev->next = b->next;
+  else if (of_reader == b)
+    of_reader = b->next;
+  mr_mem_free(b);
 }
 
 /* Before main: jansson must not free with one allocator what it took from another. */
 __attribute__((constructor)) static void route_jansson(void) {
-  json_set_alloc_funcs(allocate, mr_mem_free);
+  json_set_alloc_funcs(allocate, release);
+}
+
+/* The value lives on: its blocks leave the list. Without a value they are freed. */
+static void end_reading(bool keep) {
+  while (of_reader) {
+    block *b = of_reader;
+    of_reader = b->next;
+    b->next = b->prev = NULL;
+    if (!keep)
+      mr_mem_free(b);
+  }
+  leave = NULL;
+}
+
+static json_t *load(const char *s, size_t len, size_t flags, json_error_t *error) {
+  jmp_buf here;
+  if (setjmp(here)) {
+    end_reading(false);
+    return NULL;
+  }
+  leave = &here;
+  json_t *v = json_loadb(s, len, flags, error);
+  end_reading(true);
+  return v;
+}
+
+json_t *mr_json_load(const char *s, size_t len) {
+  return load(s, len, JSON_ALLOW_NUL, NULL);
+}
+
+bool mr_json_ran_out(void) {
+  bool was = ran_out;
+  ran_out = false;
+  return was;
+}
+
+static int add_dumped(const char *bytes, size_t n, void *text) {
+  mr_text_add(text, bytes, n);
+  return 0;
 }
 
 char *mr_json_dumps(const json_t *v, size_t flags) {
-  return json_dumps(v, flags);
+  mr_text t = {0};
+  if (json_dump_callback(v, add_dumped, &t, flags) == 0 && !t.failed && t.data)
+    return t.data;
+  mr_text_free(&t);
+  return NULL;
 }
 
 /* Offset of the first bracket that nests deeper than MR_JSON_DEPTH, or -1. jansson has a limit of
@@ -63,17 +144,20 @@ json_t *mr_json_parse(const char *s, size_t len, bool *too_big, mr_err *err) {
               MR_JSON_DEPTH, at + 1);
     return NULL;
   }
+  bool before = ran_out;
+  ran_out = false;
   json_error_t e;
-  json_t *v = json_loadb(s, len, strict, &e);
+  json_t *v = load(s, len, strict, &e);
+  bool no_memory = ran_out;
+  ran_out |= before;
   if (v)
     return v;
-  enum json_error_code code = json_error_code(&e);
-  if (code == json_error_out_of_memory) {
+  if (no_memory) {
     mr_err_set(err, MR_E_NOMEM, "out of memory while reading JSON");
     return NULL;
   }
   if (too_big)
-    *too_big = code == json_error_numeric_overflow;
+    *too_big = json_error_code(&e) == json_error_numeric_overflow;
   mr_err_at(err, MR_E_DATA, NULL, e.line, e.position, "not valid JSON: %s at byte %d", e.text,
             e.position);
   return NULL;
@@ -82,7 +166,7 @@ json_t *mr_json_parse(const char *s, size_t len, bool *too_big, mr_err *err) {
 json_t *mr_json_parse_lossy(const char *s, size_t len) {
   if (mr_utf8_valid(s, len) >= 0 || too_deep(s, len) >= 0)
     return NULL;
-  return json_loadb(s, len, strict | JSON_DECODE_INT_AS_REAL, NULL);
+  return load(s, len, strict | JSON_DECODE_INT_AS_REAL, NULL);
 }
 
 static mr_code slurp(int fd, const char *path, size_t limit, mr_text *t, mr_err *err) {

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "io/json.h"
 #include "io/lines.h"
 #include "io/mem.h"
 #include "io/sys.h"
@@ -76,14 +77,15 @@ static mr_code check_id(reader *r, const json_t *line) {
 }
 
 static mr_code check_line(reader *r, const char *s, size_t len) {
-  json_error_t e;
-  json_t *o = json_loadb(s, len, JSON_ALLOW_NUL, &e);
+  mr_json_ran_out();
+  json_t *o = mr_json_load(s, len);
   mr_code rc = MR_OK;
+  if (mr_json_ran_out())
+    return mr_err_set(r->err, MR_E_NOMEM, "out of memory for a line");
   r->line++;
   r->results ? r->c->rows_ok++ : r->c->rows_failed++;
   if (!json_is_object(o)) {
-    problem(r->c, "%s:%" PRIu64 ": not a JSON object: %s", r->name, r->line,
-            o ? "another value" : e.text);
+    problem(r->c, "%s:%" PRIu64 ": not a JSON object", r->name, r->line);
   } else if (r->results) {
     add_usage(r, o);
     rc = check_id(r, o);
@@ -268,7 +270,7 @@ static mr_code check_record(void *ctx, uint32_t type, const unsigned char *paylo
   if (type == MR_RECORD_HEADER) {
     mr_job_identity id;
     mr_err e = MR_ERR_INIT;
-    json_t *o = json_loadb((const char *)payload, len, 0, NULL);
+    json_t *o = mr_json_load((const char *)payload, len);
     bool good = mr_identity_from_json(&id, o, &e) == MR_OK;
     s->c->rows = id.rows;
     mr_identity_free(&id);

@@ -30,7 +30,7 @@ static mr_code take(void *ctx, uint32_t type, const unsigned char *payload, size
     s->output_tokens += rec.output_tokens;
     return MR_OK;
   }
-  json_t *o = json_loadb((const char *)payload, len, 0, NULL);
+  json_t *o = mr_json_load((const char *)payload, len);
   bool good = true;
   if (type == MR_RECORD_HEADER) {
     good = mr_identity_from_json(&s->id, o, &e) == MR_OK;

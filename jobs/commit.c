@@ -54,10 +54,13 @@ static mr_code nomem(mr_err *err) {
 /* ---- replay */
 
 static mr_code take_header(mr_commit *c, const unsigned char *payload, size_t len) {
-  json_t *o = json_loadb((const char *)payload, len, 0, NULL);
+  mr_json_ran_out();
+  json_t *o = mr_json_load((const char *)payload, len);
   mr_err e = MR_ERR_INIT;
   mr_code rc = mr_identity_from_json(&c->id, o, &e);
   json_decref(o);
+  if (mr_json_ran_out())
+    return MR_E_NOMEM;
   if (rc || c->id.rows > ROWS_MAX)
     return MR_E_DATA;
   c->done = mr_mem_alloc((size_t)(c->id.rows + 7) / 8, 1);
@@ -113,7 +116,7 @@ static void count_frame(mr_commit *c, const mr_frame_rec *rec) {
 }
 
 static void take_run(mr_commit *c, const unsigned char *payload, size_t len) {
-  json_t *o = json_loadb((const char *)payload, len, 0, NULL);
+  json_t *o = mr_json_load((const char *)payload, len);
   c->t.earlier_runs++;
   c->t.earlier_s += json_number_value(json_object_get(o, "seconds"));
   json_decref(o);

@@ -108,7 +108,7 @@ static json_t *load(const char *path) {
   if (mr_sys_now->fstat(fd, &st) == 0 && st.st_size > 0 && st.st_size < PLAN_INPUTS_MAX) {
     char *buf = mr_mem_alloc((size_t)st.st_size, 1);
     if (buf && mr_sys_read_full(fd, buf, (size_t)st.st_size) == (ssize_t)st.st_size)
-      o = json_loadb(buf, (size_t)st.st_size, 0, NULL);
+      o = mr_json_load(buf, (size_t)st.st_size);
     mr_mem_free(buf);
   }
   mr_sys_now->close(fd);

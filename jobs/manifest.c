@@ -117,10 +117,13 @@ static mr_code from_json(mr_manifest *m, json_t *o, mr_err *err) {
 /* The bytes must be what the object, signed again, would be written as. */
 static mr_code load_bytes(mr_manifest *m, const char *bytes, size_t len, mr_err *err) {
   mr_text again = {0};
-  json_t *o = json_loadb(bytes, len, 0, NULL);
-  mr_code rc = json_is_object(o)
-                   ? MR_OK
-                   : mr_err_set(err, MR_E_DATA, "the manifest is damaged: not a JSON object");
+  mr_json_ran_out();
+  json_t *o = mr_json_load(bytes, len);
+  mr_code rc = MR_OK;
+  if (mr_json_ran_out())
+    rc = nomem(err);
+  else if (!json_is_object(o))
+    rc = mr_err_set(err, MR_E_DATA, "the manifest is damaged: not a JSON object");
   if (!rc) {
     json_object_del(o, "digest");
     rc = dump_signed(o, &again, err);

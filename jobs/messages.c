@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "io/json.h"
 #include "io/text.h"
 
 static bool bad(mr_row_error *why, size_t i, const char *what) {
@@ -54,7 +55,7 @@ static bool read_calls(json_t *calls, size_t i, mr_row_error *why) {
       return bad(why, i, ".tool_calls holds something that is not a call of a function");
     const json_t *args = json_object_get(f, "arguments");
     json_t *object = json_is_string(args)
-                         ? json_loadb(json_string_value(args), json_string_length(args), 0, NULL)
+                         ? mr_json_load(json_string_value(args), json_string_length(args))
                          : NULL;
     if (object)
       json_object_set_new(f, "arguments", object);

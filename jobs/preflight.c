@@ -42,7 +42,7 @@ static mr_code ask(preflight *f) {
  */
 static const char *shown_id(const mr_plan_record *rec, json_t **keep) {
   size_t len;
-  *keep = mr_json_parse(rec->json, rec->json_len, NULL, NULL);
+  *keep = mr_json_load(rec->json, rec->json_len);
   const char *id = mr_row_id(*keep, &len);
   return id ? id : "?";
 }
@@ -52,6 +52,8 @@ static mr_code repeat(preflight *f, const mr_row_source *src, mr_plan_record *re
   json_t *keep;
   const char *id = shown_id(rec, &keep);
   mr_code rc;
+  if (!keep) /* the record is ours: it cannot be wrong */
+    return mr_err_set(f->err, MR_E_NOMEM, "out of memory for a row");
   if (f->j->duplicates == MR_DUP_REFUSE) {
     rc = mr_err_at(f->err, MR_E_DATA, src->file, (int64_t)src->line, -1,
                    "the id \"%.100s\" is that of an earlier row (--duplicates refuse)", id);

@@ -282,7 +282,7 @@ static bool read_prompt(row *r) {
 static bool read_chat(row *r) {
   json_t *messages = mr_messages_read(json_object_get(r->body, "messages"), &r->why);
   if (!messages)
-    return false;
+    return r->why.code[0] ? false : no_memory(r);
   const mr_chat chat = {.messages = messages,
                         .tools = r->par.tools,
                         .documents = r->par.documents,
@@ -629,11 +629,16 @@ mr_code mr_row_parse(const mr_job *j, const mr_prompter *p, double now, int max_
   row r = {.j = j, .p = p, .now = now, .src = src, .err = err};
   r.context = max_context > 0 ? max_context : mr_prompter_context(p);
   *rec = (mr_plan_record){0};
+  mr_json_ran_out(); /* before this row */
   bool ok = parse(&r, line, len) && finish(&r, rec);
+  if (mr_json_ran_out() && r.fatal == MR_OK)
+    no_memory(&r);
   mr_code rc = r.fatal;
   if (!ok && rc == MR_OK)
     rc = make_bad(src, r.id, r.id_len, &r.why, rec, err);
-  if (rc == MR_OK && r.id)
+  if (rc != MR_OK)
+    mr_plan_record_free(rec);
+  else if (r.id)
     rec->id_hash = mr_hash_64(r.id, r.id_len);
   free_row(&r);
   return rc;

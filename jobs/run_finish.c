@@ -24,7 +24,7 @@ static void count_lines(json_t *counts, const mr_text *text) {
   for (size_t at = 0; at < text->len;) {
     const char *line = text->data + at, *nl = memchr(line, '\n', text->len - at);
     size_t len = nl ? (size_t)(nl - line) : text->len - at;
-    json_t *o = json_loadb(line, len, JSON_ALLOW_NUL, NULL);
+    json_t *o = mr_json_load(line, len);
     const char *kind = kind_of_error(o);
     json_int_t n = json_integer_value(json_object_get(counts, kind));
     json_object_set_new(counts, kind, json_integer(n + 1));
@@ -42,6 +42,7 @@ static mr_code count_errors(mr_run *r, mr_err *err) {
     return MR_OK;
   mr_zfile *f;
   mr_text t = {0};
+  mr_json_ran_out(); /* before this */
   mr_code rc = mr_zfile_open(&f, r->paths.made[MR_FINAL_ERRORS], err);
   if (rc)
     return rc;
@@ -52,6 +53,8 @@ static mr_code count_errors(mr_run *r, mr_err *err) {
   }
   mr_text_free(&t);
   mr_zfile_close(f);
+  if (!rc && mr_json_ran_out())
+    rc = mr_err_set(err, MR_E_NOMEM, "out of memory for the report");
   return rc;
 }
 

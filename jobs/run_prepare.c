@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
+#include "io/json.h"
 #include "io/mem.h"
 #include "io/sys.h"
 #include "jobs/inputs.h"
@@ -138,7 +139,7 @@ static mr_code refuse_without_rows(mr_run *r, mr_err *err) {
   mr_code rc = mr_plan_read(r->plan, 0, &rec, err);
   if (rc)
     return rc;
-  json_t *o = json_loadb(rec.json, rec.json_len, 0, NULL);
+  json_t *o = mr_json_load(rec.json, rec.json_len);
   const json_t *e = json_object_get(o, "error");
   const char *why = json_string_value(json_object_get(json_is_object(e) ? e : o, "message"));
   const char *file =

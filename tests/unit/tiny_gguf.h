@@ -4,7 +4,7 @@
  *     tiny_gguf_write(path, nan_id);
  *
  * Ids 0..255 are the bytes, TINY_EOS is a control token that ends a text, those above are "Wa",
- * "Wb", ... The embedding of nan_id (-1: none) is NaN: whoever meets that token has logits that are
+ * "Wb", ... The template writes "role:content\n" for each message and "A:" for the answer. The embedding of nan_id (-1: none) is NaN: whoever meets that token has logits that are
  * not finite.
  */
 #ifndef MR_TESTS_TINY_GGUF_H
@@ -118,9 +118,12 @@ static void tiny_metadata(FILE *f) {
   tiny_kv_str(f, "tokenizer.ggml.model", "gpt2");
   tiny_kv_str(f, "tokenizer.ggml.pre", "gpt-2");
   tiny_kv_u32(f, "tokenizer.ggml.eos_token_id", TINY_EOS);
+  tiny_kv_str(f, "tokenizer.chat_template",
+              "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
+              "{% if add_generation_prompt %}A:{% endif %}");
   tiny_tokens(f);
 }
-enum { TINY_KV = 17 };
+enum { TINY_KV = 18 };
 
 static int tiny_list(tiny_tensor *t) {
   static const struct {
