@@ -84,6 +84,8 @@ static const option options[] = {
     {"kv-memory", 0, K_SIZE, AT(kv_memory), 0, "SIZE", RUN, "memory for keys and values (chosen)"},
     {"kv-type", 0, K_CHOICE, AT(kv_type), 0, "f32|f16", RUN,
      "type of keys and values (f16, and f32 with --compute exact)"},
+    {"prefix-sharing", 0, K_CHOICE01, AT(no_prefix_sharing), 0, "on|off", RUN,
+     "compute what prompts begin with alike once (on)"},
     {"level", 0, K_INT, AT(zstd_level), 1, "N", RUN, "compression level of the results (3)"},
     {"progress", 0, K_CHOICE, AT(progress), 0, "auto|none|line|bar|json", RUN,
      "progress on standard error"},
@@ -612,7 +614,8 @@ void mr_job_engine_opts(const mr_job *j, mr_engine_opts *o) {
                         .max_step_tokens = j->max_step_tokens,
                         .kv_memory = j->kv_memory,
                         .kv_type = j->kv_type,
-                        .context = j->context};
+                        .context = j->context,
+                        .no_prefix_sharing = j->no_prefix_sharing};
 }
 
 json_t *mr_job_result_options(const mr_job *j) {

@@ -50,6 +50,7 @@ typedef struct mr_job {
   bool pin;
   uint64_t kv_memory;  /* bytes; 0: chosen */
   int kv_type;         /* mr_kv_type; -1: by the compute mode */
+  bool no_prefix_sharing;
   int until_min;       /* minutes of the day; -1: none */
   double time_limit_s; /* 0: none */
   uint64_t max_line;   /* bytes */

@@ -1,52 +1,162 @@
 #include "jobs/schedule.h"
 
+#include <stdlib.h>
+#include <string.h>
+
+#include "io/hash.h"
 #include "io/mem.h"
+#include "kernels/kernels.h"
 
 /* Lengths fall into buckets of 1/16 octave: equal enough to be admitted in input order. */
 #define BUCKETS (64 * 16)
+
+/* Depths, in blocks of the prompt, at which groups are told apart: 1, 2, 4, ... */
+#define LEVELS 16
+
+typedef struct item {
+  uint64_t key;
+  uint32_t row;
+  uint32_t weight; /* of its group at the level that is being sorted: longest first */
+} item;
 
 struct mr_schedule {
   uint32_t *rows; /* n, in the order of admission; 4 bytes a row is all that a job's size costs */
   uint64_t n, at;
 };
 
-/* Rows that need no engine are first, then long ones before short ones. */
-static unsigned bucket_of(const mr_plan_entry *e) {
-  if (e->kind == MR_ROW_BAD)
-    return 0;
+/* ---------------------------------------------------------------- lengths and keys */
+
+static unsigned length_of(const mr_plan_entry *e) {
   uint64_t v = (uint64_t)e->n_prompt + (uint64_t)e->n_out + 16;
   unsigned top = 63u - (unsigned)__builtin_clzll(v);
-  unsigned key = top * 16 + (unsigned)(v >> (top - 4) & 15);
-  return BUCKETS - 1 - key;
+  return top * 16 + (unsigned)(v >> (top - 4) & 15);
 }
+
+/* A hash of the first `blocks` blocks, which also stands for them; a row with fewer is a group by
+ * itself. The last token of a prompt is computed in any case. */
+static mr_code key_of(const mr_plan *p, uint32_t row, int blocks, uint64_t *key, mr_err *err) {
+  mr_plan_record rec;
+  int64_t tokens = (int64_t)blocks * MR_KV_BLOCK;
+  *key = mr_hash_64(&row, sizeof row);
+  if (mr_plan_entry_at(p, row)->n_prompt <= tokens)
+    return MR_OK;
+  mr_code rc = mr_plan_read(p, row, &rec, err);
+  if (rc)
+    return rc;
+  *key = mr_hash_64(rec.prompt, (size_t)tokens * sizeof *rec.prompt);
+  mr_plan_record_free(&rec);
+  return MR_OK;
+}
+
+/* ---------------------------------------------------------------- sorting */
+
+static int by_key(const void *a, const void *b) {
+  const item *x = a, *y = b;
+  if (x->key != y->key)
+    return x->key < y->key ? -1 : 1;
+  return x->row < y->row ? -1 : x->row > y->row;
+}
+
+static int by_weight(const void *a, const void *b) {
+  const item *x = a, *y = b;
+  if (x->weight != y->weight)
+    return x->weight > y->weight ? -1 : 1;
+  return by_key(a, b);
+}
+
+static uint64_t run_end(const item *v, uint64_t at, uint64_t n) {
+  uint64_t end = at + 1;
+  while (end < n && v[end].key == v[at].key)
+    end++;
+  return end;
+}
+
+/* Each run of equal keys becomes a group: named by its first row, weighed by its longest one. */
+static void make_groups(item *v, uint64_t n, const mr_plan *p) {
+  for (uint64_t at = 0, end; at < n; at = end) {
+    uint32_t most = 0;
+    end = run_end(v, at, n);
+    for (uint64_t i = at; i < end; i++) {
+      uint32_t length = length_of(mr_plan_entry_at(p, v[i].row));
+      most = length > most ? length : most;
+    }
+    uint64_t name = v[at].row;
+    for (uint64_t i = at; i < end; i++) {
+      v[i].weight = most;
+      v[i].key = name;
+    }
+  }
+}
+
+/* v[0..n), whose rows begin alike in the blocks of all levels above: groups of this level in order
+ * of their longest row, and so on inside each. */
+static mr_code order_rows(item *v, uint64_t n, int level, const mr_plan *p, mr_err *err) {
+  for (uint64_t i = 0; i < n; i++) {
+    mr_code rc = MR_OK;
+    v[i].key = v[i].row;
+    if (level < LEVELS && n > 1)
+      rc = key_of(p, v[i].row, 1 << level, &v[i].key, err);
+    if (rc)
+      return rc;
+  }
+  qsort(v, n, sizeof *v, by_key);
+  make_groups(v, n, p);
+  qsort(v, n, sizeof *v, by_weight);
+  for (uint64_t at = 0, end; at < n && level < LEVELS; at = end) {
+    end = run_end(v, at, n);
+    mr_code rc = end - at > 1 ? order_rows(v + at, end - at, level + 1, p, err) : MR_OK;
+    if (rc)
+      return rc;
+  }
+  return MR_OK;
+}
+
+/* ---------------------------------------------------------------- open */
 
 static bool wanted(bool (*skip)(void *ctx, uint64_t row), void *ctx, uint64_t row) {
   return !skip || !skip(ctx, row);
 }
 
+/* Rows that need no engine go to s->rows, the others to v. */
+static uint64_t collect(mr_schedule *s, item *v, const mr_plan *p,
+                        bool (*skip)(void *ctx, uint64_t row), void *ctx) {
+  uint64_t n = 0;
+  for (uint64_t i = 0; i < mr_plan_rows(p); i++) {
+    if (!wanted(skip, ctx, i))
+      continue;
+    if (mr_plan_entry_at(p, i)->kind == MR_ROW_BAD)
+      s->rows[s->n++] = (uint32_t)i;
+    else
+      v[n++] = (item){.row = (uint32_t)i};
+  }
+  return n;
+}
+
 mr_code mr_schedule_open(mr_schedule **out, const mr_plan *p, bool (*skip)(void *ctx, uint64_t row),
                          void *ctx, mr_err *err) {
-  uint64_t start[BUCKETS + 1] = {0}, rows = mr_plan_rows(p);
-  for (uint64_t i = 0; i < rows; i++)
-    if (wanted(skip, ctx, i))
-      start[bucket_of(mr_plan_entry_at(p, i)) + 1]++;
-  for (int b = 0; b < BUCKETS; b++)
-    start[b + 1] += start[b];
+  uint64_t left = 0;
+  for (uint64_t i = 0; i < mr_plan_rows(p); i++)
+    left += wanted(skip, ctx, i);
   mr_schedule *s = mr_mem_alloc(1, sizeof *s);
-  uint32_t *order = mr_mem_alloc(start[BUCKETS], sizeof *order);
-  if (!s || !order) {
-    mr_mem_free(s);
-    mr_mem_free(order);
-    return mr_err_set(err, MR_E_NOMEM, "out of memory for the order of %llu rows",
-                      (unsigned long long)rows);
+  item *v = mr_mem_alloc(left, sizeof *v);
+  if (s)
+    s->rows = mr_mem_alloc(left, sizeof *s->rows);
+  mr_code rc = MR_OK;
+  if (!s || !v || !s->rows) {
+    rc = mr_err_set(err, MR_E_NOMEM, "out of memory for the order of %llu rows",
+                    (unsigned long long)left);
+  } else {
+    uint64_t n = collect(s, v, p, skip, ctx);
+    rc = order_rows(v, n, 0, p, err);
+    for (uint64_t i = 0; i < n; i++)
+      s->rows[s->n++] = v[i].row;
   }
-  s->n = start[BUCKETS];
-  s->rows = order;
-  for (uint64_t i = 0; i < rows; i++)
-    if (wanted(skip, ctx, i))
-      order[start[bucket_of(mr_plan_entry_at(p, i))]++] = (uint32_t)i;
-  *out = s;
-  return MR_OK;
+  mr_mem_free(v);
+  if (rc)
+    mr_schedule_close(s);
+  else
+    *out = s;
+  return rc;
 }
 
 bool mr_schedule_next(mr_schedule *s, uint64_t *row) {

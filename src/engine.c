@@ -196,6 +196,8 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
     rc = mr_model_pack(e->model, e->k, scheme_of(o), e->pool, err);
   if (!rc)
     rc = mr_kv_open(&e->kv, &e->model->c, (mr_kv_type)kv_type_of(o), pages, err);
+  if (!rc && !o->no_prefix_sharing)
+    rc = mr_prefix_open(&e->prefix, e->kv, err);
   if (rc)
     return rc;
   e->info.packed_bytes = e->model->packed_bytes;
@@ -243,6 +245,7 @@ void mr_engine_close(mr_engine *e) {
   free_list(e, e->flights);
   free_list(e, e->finished);
   mr_forward_close(e->forward);
+  mr_prefix_close(e->prefix);
   mr_kv_close(e->kv);
   mr_pool_free(e->pool);
   mr_model_close(e->model);
@@ -268,5 +271,5 @@ void mr_engine_stats_get(const mr_engine *e, mr_engine_stats *out) {
   for (const mr_flight *f = e->flights; f; f = f->next)
     out->waiting += f->fed == 0;
   out->kv_pages_total = (uint64_t)mr_kv_total_pages(e->kv);
-  out->kv_pages_used = out->kv_pages_total - (uint64_t)mr_kv_free_pages(e->kv);
+  out->kv_pages_used = (uint64_t)mr_engine_used_pages(e);
 }

@@ -36,6 +36,7 @@ typedef struct mr_engine_opts {
   uint64_t kv_memory;  /* bytes; 0: chosen (a share of free memory) */
   int kv_type;         /* mr_kv_type, or -1: f32 in exact mode, f16 else */
   int context;         /* 0: the model's; lower: caps it */
+  bool no_prefix_sharing; /* compute every prompt by itself; the results are the same */
 } mr_engine_opts;
 
 typedef struct mr_engine_info {
@@ -92,7 +93,9 @@ typedef struct mr_result {
 void mr_result_free(mr_result *r);
 
 typedef struct mr_engine_stats { /* sums since open */
-  uint64_t steps, prompt_tokens_computed, prompt_tokens_shared, output_tokens, logit_rows;
+  uint64_t steps, output_tokens, logit_rows;
+  uint64_t prompt_tokens_computed; /* continuations that are scored, too */
+  uint64_t prompt_tokens_shared;   /* taken from a prompt that began alike */
   double step_s, gemm_s, attn_s, sample_s, other_s;
   double flops, bytes;       /* done, and moved at least */
   uint64_t batch_tokens_sum; /* sum of T over steps */

@@ -110,6 +110,7 @@ void mr_flight_free(mr_engine *e, mr_flight *f) {
   for (int i = 0; f->seqs && i < f->n_seqs; i++)
     mr_sequence_free(&f->seqs[i], e->kv);
   mr_mem_free(f->seqs);
+  mr_mem_free(f->chain);
   mr_mem_free(f->cont);
   mr_mem_free(f->ends);
   mr_result_free(f->result);
@@ -155,6 +156,15 @@ static void set_ends(const mr_engine *e, mr_flight *f, bool *failed) {
   f->n_ends = model + p->n_stop_ids;
 }
 
+/* Who wants the logits of all prompt tokens computes them all. */
+static bool shares(const mr_engine *e, const mr_request *r) {
+  return e->prefix && r->sampling.prompt_logprobs < 0;
+}
+
+static int chain_blocks(const mr_request *r) {
+  return (r->n_prompt - 1) / MR_KV_BLOCK;
+}
+
 /* Tokens after the prompt that sequence i may have. */
 static int new_tokens(const mr_flight *f, int i) {
   return f->r.task == MR_TASK_SCORE ? f->r.cont_len[i] : f->max_new;
@@ -169,7 +179,7 @@ static void make_sequences(const mr_engine *e, mr_flight *f, bool *failed) {
     int len = f->r.n_prompt + (more > 0 ? more - 1 : 0);
     mr_sequence *s = &f->seqs[i];
     *failed = mr_sequence_init(s, &f->r.sampling, score ? NULL : e->vocab, len, NULL) != MR_OK;
-    s->own_pages = mr_engine_pages(len) - f->shared_pages;
+    s->own_pages = mr_engine_pages(len) - f->r.n_prompt / MR_KV_BLOCK;
     if (!score || *failed)
       continue;
     f->cont[i] = cont;
@@ -190,7 +200,10 @@ static mr_code make_flight(const mr_engine *e, const mr_request *r, mr_flight **
   copy_request(f, r, &failed);
   set_ends(e, f, &failed);
   f->max_new = r->sampling.max_tokens >= 0 ? r->sampling.max_tokens : e->info.context - r->n_prompt;
-  f->shared_pages = r->n_prompt / MR_KV_BLOCK;
+  f->shares = shares(e, r);
+  f->n_chain = f->shares ? chain_blocks(r) : 0;
+  f->shared_pages = r->n_prompt / MR_KV_BLOCK - f->n_chain;
+  f->partial_at = -1;
   int n = score ? r->n_cont : r->sampling.n;
   f->seqs = mr_mem_alloc((size_t)n, sizeof *f->seqs);
   f->cont = score ? mr_mem_alloc((size_t)n, sizeof *f->cont) : NULL;
@@ -230,6 +243,14 @@ static int64_t pages_needed(const mr_engine *e, const mr_request *r) {
   return shared + own;
 }
 
+/* Nodes of the tree that are held but not by this request. */
+static int held_by_others(const mr_engine *e, const mr_request *r) {
+  if (!shares(e, r))
+    return e->prefix ? mr_prefix_held(e->prefix) : 0;
+  int n = chain_blocks(r);
+  return mr_prefix_held(e->prefix) - (n - mr_prefix_unheld(e->prefix, r->prompt, n));
+}
+
 static mr_code has_room(const mr_engine *e, const mr_request *r, int n_seqs, mr_err *err) {
   int64_t need = pages_needed(e, r), total = mr_kv_total_pages(e->kv);
   if (need > total) {
@@ -241,7 +262,7 @@ static mr_code has_room(const mr_engine *e, const mr_request *r, int n_seqs, mr_
                       (unsigned long long)((uint64_t)need * page), r->n_prompt, n_seqs,
                       (unsigned long long)((uint64_t)total * page));
   }
-  if (e->pages_reserved + need > total)
+  if (e->pages_reserved + held_by_others(e, r) + need > total)
     return MR_E_AGAIN;
   return e->n_live > 0 && e->n_live + n_seqs > e->info.max_batch ? MR_E_AGAIN : MR_OK;
 }
@@ -259,11 +280,13 @@ mr_code mr_engine_admit(mr_engine *e, const mr_request *r, mr_err *err) {
     return mr_err_set(err, MR_E_NOMEM, "out of memory for a request");
   mr_flight *f;
   rc = make_flight(e, r, &f, err);
+  if (!rc)
+    rc = mr_flight_join(e, f, err);
   if (rc) {
     mr_flight_free(e, f);
     return rc;
   }
-  e->pages_reserved += (int)pages_needed(e, r);
+  e->pages_reserved += (int)pages_needed(e, r) - f->n_chain;
   e->n_sequences += n;
   e->n_live += n;
   e->n_active++;
@@ -304,6 +327,7 @@ static void finish(mr_engine *e, mr_flight *f) {
   for (int i = 0; i < f->n_seqs; i++)
     mr_sequence_take(&f->seqs[i], &f->result->choices[i]);
   f->result->done_s = mr_sys_seconds();
+  mr_flight_leave(e, f);
   e->pages_reserved -= f->shared_pages;
   e->n_sequences -= f->n_seqs;
   f->next = NULL;

@@ -5,9 +5,10 @@
  * complete the other sequences (choices or continuations) share its pages and go on alone.
  *
  * Invariants
- * 1. Pages are reserved in counts when a request is admitted: those of the full prompt pages once,
- * and what each sequence may need beyond them; pages_reserved <= pages in all. So taking pages in a
- * step cannot fail.
+ * 1. Pages are reserved in counts when a request is admitted: its nodes of the prefix tree (once for
+ * all requests that hold them), the other full pages of its prompt, and what each sequence may need
+ * beyond them; pages_reserved + held nodes <= pages in all, and the rest of the tree's pages is given
+ * back on demand. So taking pages in a step cannot fail.
  * 2. A sequence that is done holds no pages and no reservation of its own.
  * 3. flights holds the requests in order of admission; one leaves it for `finished` when all its
  * sequences are done.
@@ -18,6 +19,7 @@
 #include "kernels/pool.h"
 #include "src/engine.h"
 #include "src/forward.h"
+#include "src/prefix.h"
 #include "src/sequence.h"
 
 typedef struct mr_flight {
@@ -26,7 +28,12 @@ typedef struct mr_flight {
   int n_ends;
   int max_new;       /* GENERATE: tokens at most a choice */
   int fed;           /* prompt tokens done */
-  int shared_pages;  /* full pages of the prompt */
+  uint64_t age;      /* its number in order of admission, from 1 */
+  int32_t *chain;    /* [n_chain] nodes of the prefix tree, one a block of the prompt; owned */
+  int n_chain;       /* not the block with the last token: its logits are needed */
+  int partial_at;    /* block at which a common beginning was looked for last */
+  bool shares;       /* it takes part in the prefix tree */
+  int shared_pages;  /* full pages of the prompt beyond the chain */
   mr_sequence *seqs; /* n_seqs */
   int n_seqs, n_live;
   const int32_t **cont; /* SCORE: start of each continuation in r.cont; owned */
@@ -58,6 +65,7 @@ struct mr_engine {
   const mr_kernels *k;
   mr_pool *pool;
   mr_kv *kv;
+  mr_prefix *prefix; /* NULL: no sharing */
   mr_forward *forward;
   const mr_vocab *vocab; /* borrowed from the prompter; NULL: none */
   int32_t *ends;         /* ids that end a text in this model */
@@ -69,7 +77,8 @@ struct mr_engine {
   int n_active;    /* requests admitted and not collected */
   int n_sequences; /* of the flights, done or not */
   int n_live;      /* of these, not done */
-  int pages_reserved;
+  int pages_reserved; /* beside the nodes of the tree */
+  uint64_t admitted;  /* the age of the last one */
 
   /* the step being built; no allocation while stepping */
   mr_run *runs; /* max_step_tokens */
@@ -85,6 +94,20 @@ struct mr_engine {
 };
 
 int mr_engine_pages(int64_t tokens);
+int mr_engine_used_pages(const mr_engine *e); /* by requests */
+
+/* engine_memory.c: takes pages for n tokens more, from the tree's idle ones where none is free. */
+mr_code mr_engine_take_pages(mr_engine *e, mr_kv_seq *kv, int n, mr_err *err);
+/* Nodes for a new flight's prompt, and their end. */
+mr_code mr_flight_join(mr_engine *e, mr_flight *f, mr_err *err);
+void mr_flight_leave(mr_engine *e, mr_flight *f);
+/* Takes what others computed of the prompt from f->fed on. False: an older flight computes what
+ * comes next, so wait. */
+bool mr_flight_share(mr_engine *e, mr_flight *f);
+/* Of the next n prompt tokens, those that f may compute now. */
+int mr_flight_claim(mr_engine *e, mr_flight *f, int n);
+/* Tokens from `from` to f->fed are computed: others may have them. */
+void mr_flight_publish(mr_engine *e, mr_flight *f, int from);
 
 /* The sequence is over: its pages and reservation are free again. */
 void mr_flight_retire(mr_engine *e, mr_flight *f, mr_sequence *s);

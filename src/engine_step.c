@@ -28,9 +28,9 @@ typedef enum wanted { WANT_NONE, WANT_LAST, WANT_ALL } wanted;
 static mr_code add_run(mr_engine *e, mr_flight *f, mr_sequence *s, const int32_t *tokens, int n,
                        wanted want, mr_err *err) {
   mr_kv_seq *kv = s ? &s->kv : &f->seqs[0].kv;
-  if (mr_kv_seq_reserve(e->kv, kv, n))
-    return mr_err_set(err, MR_E_INTERNAL, "no KV pages for %d tokens that were reserved (%d free)",
-                      n, mr_kv_free_pages(e->kv));
+  mr_code rc = mr_engine_take_pages(e, kv, n, err);
+  if (rc)
+    return rc;
   e->runs[e->n_runs] = (mr_run){.seq = kv,
                                 .tokens = tokens,
                                 .n = n,
@@ -90,12 +90,15 @@ static void add_first_jobs(mr_engine *e, mr_flight *f, int row) {
 
 static mr_code add_prompt(mr_engine *e, mr_flight *f, mr_err *err) {
   bool all = f->result->prompt_logprobs;
+  if (!mr_flight_share(e, f))
+    return MR_OK;
   int left = f->r.n_prompt - f->fed;
   int n = left < tokens_left(e) ? left : tokens_left(e);
   if (all && n > logits_left(e))
     n = logits_left(e);
   else if (n == left && !logits_left(e))
     n--; /* the last token waits for a step with room for its logits */
+  n = mr_flight_claim(e, f, n);
   if (n <= 0)
     return MR_OK;
   int row = e->n_logits;
@@ -156,7 +159,6 @@ static void run_job(void *ctx, int item, int worker) {
 static void prompt_done(mr_engine *e, mr_flight *f) {
   for (int i = 1; i < f->n_seqs; i++)
     mr_kv_seq_share(e->kv, &f->seqs[i].kv, &f->seqs[0].kv, f->r.n_prompt);
-  e->stats.prompt_tokens_shared += (uint64_t)(f->n_seqs - 1) * (uint64_t)f->r.n_prompt;
   if (f->r.task == MR_TASK_SCORE || f->max_new > 0)
     return;
   for (int i = 0; i < f->n_seqs; i++) { /* max_tokens 0: only the prompt was wanted */
@@ -175,6 +177,8 @@ static void advance(mr_engine *e) {
       s->fed += n;
     else
       f->fed += n;
+    if (!s)
+      mr_flight_publish(e, f, f->fed - n);
     if (!s || f->r.task == MR_TASK_SCORE)
       e->stats.prompt_tokens_computed += (uint64_t)n;
     if (!s && f->fed == f->r.n_prompt)
@@ -239,7 +243,7 @@ static mr_code take_jobs(mr_engine *e, mr_err *err) {
 
 static void count(mr_engine *e, const mr_step_stats *st, double sample_s, double seconds) {
   mr_engine_stats *s = &e->stats;
-  uint64_t used = (uint64_t)(mr_kv_total_pages(e->kv) - mr_kv_free_pages(e->kv));
+  uint64_t used = (uint64_t)mr_engine_used_pages(e);
   s->steps++;
   s->logit_rows += (uint64_t)e->n_logits;
   s->step_s += seconds;

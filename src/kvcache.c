@@ -84,6 +84,9 @@ mr_kv_type mr_kv_type_of(const mr_kv *kv) {
 size_t mr_kv_layer_bytes(const mr_kv *kv) {
   return kv->layer_bytes;
 }
+size_t mr_kv_size_of_page(const mr_kv *kv) {
+  return kv->page_bytes;
+}
 
 uint8_t *mr_kv_page(const mr_kv *kv, int32_t page) {
   return page < 0 ? NULL : kv->pool + (size_t)page * kv->page_bytes;
@@ -98,6 +101,14 @@ static int32_t take(mr_kv *kv) {
 static void give(mr_kv *kv, int32_t p) {
   if (--kv->refs[p] == 0)
     kv->free[kv->n_free++] = p;
+}
+
+void mr_kv_page_hold(mr_kv *kv, int32_t page) {
+  kv->refs[page]++;
+}
+
+void mr_kv_page_drop(mr_kv *kv, int32_t page) {
+  give(kv, page);
 }
 
 static void set(const mr_kv *kv, mr_kv_seq *s, int i, int32_t page) {
@@ -176,6 +187,20 @@ void mr_kv_seq_share(mr_kv *kv, mr_kv_seq *dst, const mr_kv_seq *src, int len) {
   dst->n_pages = n;
   dst->n_dropped = src->n_dropped < n ? src->n_dropped : n;
   dst->len = len;
+}
+
+void mr_kv_seq_append(mr_kv *kv, mr_kv_seq *s, int32_t page, int n) {
+  mr_kv_page_hold(kv, page);
+  set(kv, s, s->n_pages++, page);
+  s->len += n;
+}
+
+void mr_kv_seq_replace(mr_kv *kv, mr_kv_seq *s, int i, int32_t page) {
+  if (s->pages[i] == page)
+    return;
+  mr_kv_page_hold(kv, page);
+  give(kv, s->pages[i]);
+  set(kv, s, i, page);
 }
 
 void mr_kv_seq_drop(mr_kv *kv, mr_kv_seq *s, int first) {

@@ -36,7 +36,12 @@ int mr_kv_free_pages(const mr_kv *kv);
 int mr_kv_total_pages(const mr_kv *kv);
 mr_kv_type mr_kv_type_of(const mr_kv *kv);
 size_t mr_kv_layer_bytes(const mr_kv *kv);
+size_t mr_kv_size_of_page(const mr_kv *kv); /* bytes */
 uint8_t *mr_kv_page(const mr_kv *kv, int32_t page);
+
+/* A holder beside the block tables (the prefix tree): the page stays until it is dropped. */
+void mr_kv_page_hold(mr_kv *kv, int32_t page);
+void mr_kv_page_drop(mr_kv *kv, int32_t page);
 
 /* A block table with room for max_len tokens; owns no pages yet. */
 mr_code mr_kv_seq_init(mr_kv_seq *s, int max_len, mr_err *err);
@@ -47,6 +52,11 @@ mr_code mr_kv_seq_reserve(mr_kv *kv, mr_kv_seq *s, int more);
 /* dst (initialized, empty, its max_len no smaller than len) shares the first `len` <= src->len
  * tokens of src by reference; nothing (dst->len 0) where src has dropped pages past them. */
 void mr_kv_seq_share(mr_kv *kv, mr_kv_seq *dst, const mr_kv_seq *src, int len);
+/* Goes on with `n` (1 to MR_KV_BLOCK) tokens of a page that others hold, by reference. s->len must be
+ * a multiple of MR_KV_BLOCK and below max_len. */
+void mr_kv_seq_append(mr_kv *kv, mr_kv_seq *s, int32_t page, int n);
+/* Holds `page` in place of its own page i: the same keys and values, stored once. */
+void mr_kv_seq_replace(mr_kv *kv, mr_kv_seq *s, int i, int32_t page);
 /* Drops pages that no window can read any more: all positions below `first`. */
 void mr_kv_seq_drop(mr_kv *kv, mr_kv_seq *s, int first);
 /* Gives back the pages; len = 0. */

@@ -287,6 +287,116 @@ static void invariance_fast(void **state) {
   invariance(MR_COMPUTE_FAST);
 }
 
+/* ---------------------------------------------------------------- shared prefixes */
+
+enum { FAMILY = 18 };
+static int32_t family_ids[FAMILY][200];
+
+/* Three heads of 100, 64 and 40 tokens, six rows each; two rows are alike, some go on alike past the
+ * head, and all kinds of requests are there. */
+static void family_requests(mr_request *reqs) {
+  static const int heads[3] = {100, 64, 40}, tails[6] = {7, 60, 60, 33, 1, 12};
+  for (int i = 0; i < FAMILY; i++) {
+    int head = heads[i % 3], k = i / 3, n = head + tails[k];
+    random_ids(family_ids[i], head, 70 + (uint32_t)(i % 3));
+    random_ids(family_ids[i] + head, tails[k], 80 + (uint32_t)i);
+    if (k == 2)
+      memcpy(family_ids[i], family_ids[i - 3], (size_t)n * sizeof(int32_t));
+    if (k == 5)
+      memcpy(family_ids[i], family_ids[i - 6], (size_t)(head + 9) * sizeof(int32_t));
+    reqs[i] = generate(family_ids[i], n, 6 + i);
+    reqs[i].tag = (uint64_t)i;
+    reqs[i].row_key = 2000 + (uint64_t)i;
+    mr_sampling *s = &reqs[i].sampling;
+    s->bias = &never;
+    s->n_bias = 1;
+    s->temperature = i % 2 ? 0.8f : 0;
+    s->n = i % 7 == 3 ? 3 : 1;
+    s->prompt_logprobs = i == 4 ? 2 : -1;
+    if (i % 5 != 4)
+      continue;
+    reqs[i].task = MR_TASK_SCORE;
+    reqs[i].cont = mixed_cont;
+    reqs[i].cont_len = mixed_len;
+    reqs[i].n_cont = 3;
+  }
+}
+
+static mr_engine_stats family_run(const mr_engine_opts *o, bool reverse, mr_result **res) {
+  mr_request reqs[FAMILY];
+  int order[FAMILY];
+  mr_engine_stats st;
+  family_requests(reqs);
+  for (int i = 0; i < FAMILY; i++)
+    order[i] = reverse ? FAMILY - 1 - i : i;
+  mr_engine *e = open_engine(o, tiny);
+  run_all(e, reqs, order, FAMILY, res);
+  mr_engine_stats_get(e, &st);
+  mr_engine_close(e);
+  return st;
+}
+
+static void same_family(mr_result **a, mr_result **b) {
+  for (int i = 0; i < FAMILY; i++) {
+    assert_int_equal(a[i]->err.code, MR_OK);
+    same_result(a[i], b[i]);
+    mr_result_free(b[i]);
+  }
+}
+
+static void shared_prefixes(void **state) {
+  (void)state;
+  mr_engine_opts o = exact(tiny_path);
+  mr_result *base[FAMILY] = {0}, *res[FAMILY] = {0};
+  uint64_t prompts = 0;
+  o.no_prefix_sharing = true;
+  mr_engine_stats alone = family_run(&o, false, base), st;
+  for (int i = 0; i < FAMILY; i++)
+    prompts += (uint64_t)base[i]->n_prompt;
+  assert_int_equal(alone.prompt_tokens_shared, 0);
+  o.no_prefix_sharing = false;
+  for (int way = 0; way < 6; way++) {
+    o.max_step_tokens = way % 3 == 0 ? 512 : way % 3 == 1 ? 128 : 19;
+    o.max_batch = way % 2 ? 4 : 64;
+    o.threads = 1 + way % 2;
+    o.kv_memory = way < 3 ? 2 << 20 : 160 << 10; /* 20 pages: the tree has to give some back */
+    st = family_run(&o, way > 3, res);
+    same_family(base, res);
+    assert_int_equal(st.prompt_tokens_computed + st.prompt_tokens_shared,
+                     alone.prompt_tokens_computed);
+    assert_true(st.kv_pages_peak <= st.kv_pages_total);
+    if (way < 3) /* 5 * (96 + 64 + 32) in whole blocks but for the row whose logits are all wanted */
+      assert_true(st.prompt_tokens_shared >= 5 * (96 + 64 + 32) - 64);
+  }
+  for (int i = 0; i < FAMILY; i++)
+    mr_result_free(base[i]);
+}
+
+/* Rows that are admitted while another computes their head wait for it; what they have in common with
+ * a stored block is copied. */
+static void siblings(void **state) {
+  (void)state;
+  mr_engine_opts o = exact(tiny_path);
+  int32_t ids[3][150];
+  mr_engine_stats st;
+  mr_result *res[3] = {0};
+  mr_request reqs[3];
+  for (int i = 0; i < 3; i++) {
+    random_ids(ids[i], 110, 90);
+    random_ids(ids[i] + 110, 40, 91 + (uint32_t)i);
+    reqs[i] = generate(ids[i], 150, 4);
+    reqs[i].tag = (uint64_t)i;
+  }
+  mr_engine *e = open_engine(&o, tiny);
+  run_all(e, reqs, NULL, 3, res);
+  mr_engine_stats_get(e, &st);
+  assert_int_equal(st.prompt_tokens_computed, 150 + 40 + 40); /* 96 by reference, 14 in a copy */
+  assert_int_equal(st.prompt_tokens_shared, 2 * 110);
+  for (int i = 0; i < 3; i++)
+    mr_result_free(res[i]);
+  mr_engine_close(e);
+}
+
 /* ---------------------------------------------------------------- one engine for the rest */
 
 static mr_engine *open_tiny(void) {
@@ -321,7 +431,7 @@ static void choices(void **state) {
   mr_engine_stats st;
   mr_engine_stats_get(e, &st);
   assert_int_equal(st.prompt_tokens_computed, 15); /* each prompt once */
-  assert_int_equal(st.prompt_tokens_shared, 20);
+  assert_int_equal(st.prompt_tokens_shared, 0); /* less than a block */
   mr_result_free(one);
   mr_result_free(three);
   mr_result_free(alike);
@@ -635,6 +745,8 @@ int main(void) {
       cmocka_unit_test(references),
       cmocka_unit_test(invariance_exact),
       cmocka_unit_test(invariance_fast),
+      cmocka_unit_test(shared_prefixes),
+      cmocka_unit_test(siblings),
       cmocka_unit_test(choices),
       cmocka_unit_test(stop_strings),
       cmocka_unit_test(end_tokens),

@@ -9,8 +9,13 @@
 #include "jobs/schedule.h"
 #include "temp.h"
 
-/* A plan of rows with these lengths; -1: a bad row. */
-static mr_plan *plan_of(const int *lengths, int n) {
+/* A plan of rows with these lengths; -1: a bad row. A row's prompt begins with as many tokens of its
+ * head as `head` says, and goes on with its own number; NULL: they are all alike. */
+typedef struct start {
+  int head, tokens;
+} start;
+
+static mr_plan *plan_with(const int *lengths, const start *starts, int n) {
   mr_err e = MR_ERR_INIT;
   mr_plan_writer *w;
   mr_plan *p = NULL;
@@ -24,12 +29,18 @@ static mr_plan *plan_of(const int *lengths, int n) {
                           .json = "{}",
                           .json_len = 2,
                           .prompt = ids};
+    for (int t = 0; starts && t < rec.e.n_prompt; t++)
+      ids[t] = t < starts[i].tokens ? 100000 + starts[i].head : i;
     assert_int_equal(mr_plan_append(w, &rec, &e), MR_OK);
   }
   mr_mem_free(ids);
   assert_int_equal(mr_plan_finish(w, &e), MR_OK);
   assert_int_equal(mr_plan_open(&p, temp_dir, &e), MR_OK);
   return p;
+}
+
+static mr_plan *plan_of(const int *lengths, int n) {
+  return plan_with(lengths, NULL, n);
 }
 
 static void order_is(mr_schedule *s, const int *want, int n) {
@@ -105,11 +116,55 @@ static void every_row_comes_once(void **state) {
   mr_plan_close(p);
 }
 
+/* Groups hang together, in order of their longest row; a shorter head alone is no group. */
+static void rows_that_begin_alike_come_together(void **state) {
+  (void)state;
+  const int lengths[] = {300, 900, 400, 500, 310, 2000, 420, 100, 700};
+  const start starts[] = {{1, 96}, {0, 0},  {2, 200}, {1, 96}, {1, 96},
+                          {0, 0},  {2, 200}, {3, 20},  {3, 20}};
+  const int want[] = {5, 1, 8, 3, 4, 0, 6, 2, 7};
+  mr_err e = MR_ERR_INIT;
+  mr_plan *p = plan_with(lengths, starts, 9);
+  mr_schedule *s;
+  assert_int_equal(mr_schedule_open(&s, p, NULL, NULL, &e), MR_OK);
+  order_is(s, want, 9);
+  mr_schedule_close(s);
+  mr_plan_close(p);
+}
+
+/* A head of 64 tokens, and inside it two of 256: those come one after the other. */
+static void groups_inside_groups(void **state) {
+  (void)state;
+  enum { N = 24 };
+  int lengths[N];
+  start starts[N];
+  uint64_t row, last = 0;
+  int changes = 0;
+  for (int i = 0; i < N; i++) {
+    lengths[i] = 300 + i;
+    starts[i] = (start){i % 3, 256};
+  }
+  mr_err e = MR_ERR_INIT;
+  mr_plan *p = plan_with(lengths, starts, N);
+  mr_schedule *s;
+  assert_int_equal(mr_schedule_open(&s, p, NULL, NULL, &e), MR_OK);
+  for (int i = 0; i < N; i++) {
+    assert_true(mr_schedule_next(s, &row));
+    changes += i && row % 3 != last % 3;
+    last = row;
+  }
+  assert_int_equal(changes, 2);
+  mr_schedule_close(s);
+  mr_plan_close(p);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(bad_ones_first_then_long_before_short),
       cmocka_unit_test(a_row_that_found_no_room_comes_again),
       cmocka_unit_test(every_row_comes_once),
+      cmocka_unit_test(rows_that_begin_alike_come_together),
+      cmocka_unit_test(groups_inside_groups),
   };
   return cmocka_run_group_tests(tests, temp_begin, temp_end);
 }

@@ -1,0 +1,306 @@
+#include "src/prefix.h"
+
+#include <string.h>
+
+#include "io/hash.h"
+#include "io/mem.h"
+
+#define NONE (-1)
+#define SIBLINGS 64 /* looked at for a common beginning */
+
+/* Invariants
+ * 1. refs of a node >= refs of each of its children: chains begin at the root. So a node that is held
+ *    has held ancestors, and a stored node has stored ancestors.
+ * 2. A node with refs == 0 has a page and is in the list of idle ones (else it is removed), children
+ *    before their parents: chains are released from their end. So the first idle node is a leaf.
+ * 3. n_nodes <= cap - 1 where cap covers n_pages + `roomed`. */
+typedef struct node {
+  uint64_t hash; /* of the parent's hash and the tokens */
+  uint64_t owner; /* age of who computes it; 0: nobody */
+  int32_t parent, first_child, next, prev; /* siblings; `next` links free nodes, too */
+  int32_t idle_next, idle_prev;
+  int32_t page;
+  int32_t refs; /* requests */
+  int32_t slot_next; /* of the hash table */
+  int32_t tokens[MR_KV_BLOCK];
+} node;
+
+struct mr_prefix {
+  mr_kv *kv;
+  node *nodes; /* [cap] */
+  size_t cap;
+  int32_t *slots; /* [n_slots] heads of chains; a power of two */
+  size_t n_slots;
+  int32_t free, root_child;
+  int32_t idle_first, idle_last;
+  int n_nodes, n_held, n_idle;
+  int64_t roomed; /* nodes that live requests may make */
+};
+
+/* ---------------------------------------------------------------- memory */
+
+static size_t slot_of(const mr_prefix *p, uint64_t hash) {
+  return (size_t)hash & (p->n_slots - 1);
+}
+
+static void free_from(mr_prefix *p, size_t first) {
+  for (size_t i = p->cap; i-- > first;) {
+    p->nodes[i].next = p->free;
+    p->free = (int32_t)i;
+  }
+}
+
+static bool rehash(mr_prefix *p, size_t want) {
+  size_t n = p->n_slots ? p->n_slots : 64;
+  while (n < want)
+    n *= 2;
+  if (n == p->n_slots)
+    return true;
+  int32_t *slots = mr_mem_alloc(n, sizeof *slots);
+  if (!slots)
+    return false;
+  memset(slots, 0xff, n * sizeof *slots); /* NONE */
+  int32_t *old = p->slots;
+  size_t n_old = p->n_slots;
+  p->slots = slots;
+  p->n_slots = n;
+  for (size_t i = 0; i < n_old; i++)
+    for (int32_t at = old[i], next; at != NONE; at = next) {
+      next = p->nodes[at].slot_next;
+      p->nodes[at].slot_next = slots[slot_of(p, p->nodes[at].hash)];
+      slots[slot_of(p, p->nodes[at].hash)] = at;
+    }
+  mr_mem_free(old);
+  return true;
+}
+
+static bool grow(mr_prefix *p, int64_t want) {
+  size_t cap = p->cap, had = p->cap;
+  if (want > INT32_MAX / 2)
+    return false;
+  if ((size_t)want > cap && !mr_mem_grow((void **)&p->nodes, &cap, (size_t)want, sizeof *p->nodes))
+    return false;
+  if (cap > had) {
+    p->cap = cap;
+    free_from(p, had);
+  }
+  return rehash(p, (size_t)want);
+}
+
+mr_code mr_prefix_open(mr_prefix **out, mr_kv *kv, mr_err *err) {
+  mr_prefix *p = mr_mem_alloc(1, sizeof *p);
+  if (!p)
+    return mr_err_set(err, MR_E_NOMEM, "out of memory for the tree of prefixes");
+  p->kv = kv;
+  p->free = p->root_child = p->idle_first = p->idle_last = NONE;
+  *out = p;
+  return MR_OK;
+}
+
+void mr_prefix_close(mr_prefix *p) {
+  if (!p)
+    return;
+  mr_prefix_evict(p, p->n_idle);
+  mr_mem_free(p->nodes);
+  mr_mem_free(p->slots);
+  mr_mem_free(p);
+}
+
+mr_code mr_prefix_room(mr_prefix *p, int more, mr_err *err) {
+  /* beside the held nodes only such with a page exist */
+  if (!grow(p, p->roomed + more + mr_kv_total_pages(p->kv) + 1))
+    return mr_err_set(err, MR_E_NOMEM, "out of memory for the tree of prefixes");
+  p->roomed += more;
+  return MR_OK;
+}
+
+void mr_prefix_unroom(mr_prefix *p, int more) {
+  p->roomed -= more;
+}
+
+/* ---------------------------------------------------------------- nodes */
+
+static uint64_t hash_of(const mr_prefix *p, int32_t parent, const int32_t *tokens) {
+  struct {
+    uint64_t before;
+    int32_t tokens[MR_KV_BLOCK];
+  } key = {parent == NONE ? 0 : p->nodes[parent].hash, {0}};
+  memcpy(key.tokens, tokens, sizeof key.tokens);
+  return mr_hash_64(&key, sizeof key);
+}
+
+static int32_t find(const mr_prefix *p, int32_t parent, const int32_t *tokens, uint64_t hash) {
+  int32_t at = p->n_slots ? p->slots[slot_of(p, hash)] : NONE;
+  for (; at != NONE; at = p->nodes[at].slot_next) {
+    const node *n = &p->nodes[at];
+    if (n->hash == hash && n->parent == parent && !memcmp(n->tokens, tokens, sizeof n->tokens))
+      return at;
+  }
+  return NONE;
+}
+
+static int32_t *first_child(mr_prefix *p, int32_t parent) {
+  return parent == NONE ? &p->root_child : &p->nodes[parent].first_child;
+}
+
+static int32_t make(mr_prefix *p, int32_t parent, const int32_t *tokens, uint64_t hash) {
+  int32_t at = p->free, *children = first_child(p, parent);
+  node *n = &p->nodes[at];
+  p->free = n->next;
+  *n = (node){.hash = hash,
+              .parent = parent,
+              .first_child = NONE,
+              .next = *children,
+              .prev = NONE,
+              .idle_next = NONE,
+              .idle_prev = NONE,
+              .page = NONE,
+              .slot_next = p->slots[slot_of(p, hash)]};
+  memcpy(n->tokens, tokens, sizeof n->tokens);
+  if (*children != NONE)
+    p->nodes[*children].prev = at;
+  *children = at;
+  p->slots[slot_of(p, hash)] = at;
+  p->n_nodes++;
+  return at;
+}
+
+/* A leaf that is not in the idle list. */
+static void discard(mr_prefix *p, int32_t at) {
+  node *n = &p->nodes[at];
+  int32_t *link = &p->slots[slot_of(p, n->hash)];
+  while (*link != at)
+    link = &p->nodes[*link].slot_next;
+  *link = n->slot_next;
+  if (n->prev == NONE)
+    *first_child(p, n->parent) = n->next;
+  else
+    p->nodes[n->prev].next = n->next;
+  if (n->next != NONE)
+    p->nodes[n->next].prev = n->prev;
+  n->next = p->free;
+  p->free = at;
+  p->n_nodes--;
+}
+
+static void idle_add(mr_prefix *p, int32_t at) {
+  node *n = &p->nodes[at];
+  n->idle_prev = p->idle_last;
+  n->idle_next = NONE;
+  *(p->idle_last == NONE ? &p->idle_first : &p->nodes[p->idle_last].idle_next) = at;
+  p->idle_last = at;
+  p->n_idle++;
+}
+
+static void idle_remove(mr_prefix *p, int32_t at) {
+  node *n = &p->nodes[at];
+  *(n->idle_prev == NONE ? &p->idle_first : &p->nodes[n->idle_prev].idle_next) = n->idle_next;
+  *(n->idle_next == NONE ? &p->idle_last : &p->nodes[n->idle_next].idle_prev) = n->idle_prev;
+  p->n_idle--;
+}
+
+/* ---------------------------------------------------------------- chains */
+
+int mr_prefix_unheld(const mr_prefix *p, const int32_t *tokens, int n) {
+  int32_t parent = NONE;
+  for (int i = 0; i < n; i++) {
+    const int32_t *block = tokens + (size_t)i * MR_KV_BLOCK;
+    parent = find(p, parent, block, hash_of(p, parent, block));
+    if (parent == NONE || p->nodes[parent].refs == 0)
+      return n - i;
+  }
+  return 0;
+}
+
+void mr_prefix_acquire(mr_prefix *p, const int32_t *tokens, int n, int32_t *chain) {
+  int32_t parent = NONE;
+  for (int i = 0; i < n; i++) {
+    const int32_t *block = tokens + (size_t)i * MR_KV_BLOCK;
+    uint64_t hash = hash_of(p, parent, block);
+    int32_t at = find(p, parent, block, hash);
+    if (at == NONE)
+      at = make(p, parent, block, hash);
+    else if (p->nodes[at].refs == 0)
+      idle_remove(p, at);
+    p->n_held += p->nodes[at].refs++ == 0;
+    chain[i] = parent = at;
+  }
+}
+
+void mr_prefix_release(mr_prefix *p, const int32_t *chain, int n, uint64_t age) {
+  for (int i = n - 1; i >= 0; i--) {
+    node *at = &p->nodes[chain[i]];
+    if (at->owner == age)
+      at->owner = 0;
+    if (--at->refs > 0)
+      continue;
+    p->n_held--;
+    if (at->page == NONE)
+      discard(p, chain[i]);
+    else
+      idle_add(p, chain[i]);
+  }
+}
+
+/* ---------------------------------------------------------------- pages */
+
+int32_t mr_prefix_page(const mr_prefix *p, int32_t at) {
+  return p->nodes[at].page;
+}
+
+bool mr_prefix_claim(mr_prefix *p, int32_t at, uint64_t age) {
+  node *n = &p->nodes[at];
+  if (n->owner && n->owner < age)
+    return false;
+  n->owner = age;
+  return true;
+}
+
+int32_t mr_prefix_publish(mr_prefix *p, int32_t at, int32_t page, uint64_t age) {
+  node *n = &p->nodes[at];
+  if (n->owner == age)
+    n->owner = 0;
+  if (n->page == NONE) {
+    n->page = page;
+    mr_kv_page_hold(p->kv, page);
+  }
+  return n->page;
+}
+
+int mr_prefix_partial(const mr_prefix *p, int32_t parent, const int32_t *tokens, int n,
+                      int32_t *page) {
+  int best = 0;
+  int32_t at = parent == NONE ? p->root_child : p->nodes[parent].first_child;
+  if (n > MR_KV_BLOCK)
+    n = MR_KV_BLOCK;
+  for (int seen = 0; at != NONE && seen < SIBLINGS; at = p->nodes[at].next, seen++) {
+    const node *c = &p->nodes[at];
+    int same = 0;
+    while (c->page != NONE && same < n && c->tokens[same] == tokens[same])
+      same++;
+    if (same > best) {
+      best = same;
+      *page = c->page;
+    }
+  }
+  return best;
+}
+
+int mr_prefix_evict(mr_prefix *p, int n) {
+  int done = 0;
+  for (; done < n && p->idle_first != NONE; done++) {
+    int32_t at = p->idle_first;
+    idle_remove(p, at);
+    mr_kv_page_drop(p->kv, p->nodes[at].page);
+    discard(p, at);
+  }
+  return done;
+}
+
+int mr_prefix_held(const mr_prefix *p) {
+  return p->n_held;
+}
+
+int mr_prefix_cached(const mr_prefix *p) {
+  return p->n_idle;
+}

@@ -1,0 +1,58 @@
+/* prefix.h: the radix tree over prompts: whose keys and values are stored, and who is computing them.
+ *
+ * A node is one block of MR_KV_BLOCK tokens after its parent's; the way from the root spells the
+ * beginning of a prompt. A node holds a page once some request has computed it (published), until the
+ * page is needed for something else. A request acquires the chain of nodes of its prompt when it
+ * comes and releases it when it goes:
+ *
+ *     mr_prefix_room(p, blocks)                        room for its nodes; the only allocation
+ *     mr_prefix_acquire(p, tokens, n, chain)           finds nodes and makes those that are missing
+ *     for each block, when the blocks before it are in the request's block table:
+ *       page = mr_prefix_page(p, chain[i])  >= 0: share it by reference
+ *       mr_prefix_claim(p, chain[i], age)   true: compute it; false: an older request does, wait
+ *       mr_prefix_publish(p, chain[i], page, age)      after it was computed
+ *     mr_prefix_release(p, chain, n, age)
+ *
+ * Ages are numbers from 1 that grow in order of admission. An older request takes a claim over from
+ * a younger one, so nobody waits for somebody younger. Nodes that no request holds keep their pages
+ * as long as nobody else needs them: mr_prefix_evict gives the least recently released back first.
+ * A page is shared by reference and never written. Nothing here can fail but mr_prefix_room.
+ */
+#ifndef MR_SRC_PREFIX_H
+#define MR_SRC_PREFIX_H
+
+#include "src/kvcache.h"
+
+typedef struct mr_prefix mr_prefix;
+
+mr_code mr_prefix_open(mr_prefix **out, mr_kv *kv, mr_err *err);
+void mr_prefix_close(mr_prefix *p); /* gives back the pages; NULL is fine */
+
+/* Room for `more` nodes beyond those that exist or were asked for. MR_E_NOMEM. */
+mr_code mr_prefix_room(mr_prefix *p, int more, mr_err *err);
+/* The requests that asked for room are gone. */
+void mr_prefix_unroom(mr_prefix *p, int more);
+
+/* Of the first n blocks of `tokens`: how many are held by no request yet, so would be acquired for
+ * the first time. */
+int mr_prefix_unheld(const mr_prefix *p, const int32_t *tokens, int n);
+void mr_prefix_acquire(mr_prefix *p, const int32_t *tokens, int n, int32_t *chain);
+void mr_prefix_release(mr_prefix *p, const int32_t *chain, int n, uint64_t age);
+
+int32_t mr_prefix_page(const mr_prefix *p, int32_t node); /* -1: not computed yet */
+bool mr_prefix_claim(mr_prefix *p, int32_t node, uint64_t age);
+/* Where the node has a page already that one stays. Returns the node's page. */
+int32_t mr_prefix_publish(mr_prefix *p, int32_t node, int32_t page, uint64_t age);
+
+/* The longest beginning of `tokens` (n of them) that some stored block after `parent` (-1: the root)
+ * begins with: a request may share that page and go on in a copy. Returns its length, 0 without
+ * one; looks at a bounded number of blocks. */
+int mr_prefix_partial(const mr_prefix *p, int32_t parent, const int32_t *tokens, int n,
+                      int32_t *page);
+
+/* Gives back up to n pages that no request holds; returns how many. */
+int mr_prefix_evict(mr_prefix *p, int n);
+int mr_prefix_held(const mr_prefix *p);   /* nodes that requests hold */
+int mr_prefix_cached(const mr_prefix *p); /* pages of the others */
+
+#endif

@@ -1,0 +1,227 @@
+/* The tree of prefixes: chains, claims, pages that are given back, and a random comparison with a
+ * plain list of prompts. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "io/mem.h"
+#include "src/prefix.h"
+
+#define B MR_KV_BLOCK
+#define PAGES 40
+
+static mr_kv *kv;
+static mr_prefix *tree;
+
+static int setup(void **state) {
+  (void)state;
+  mr_config c = {.n_layers = 1, .n_kv_heads = 1, .n_heads = 1, .head_dim = 32};
+  mr_err err = MR_ERR_INIT;
+  return mr_kv_open(&kv, &c, MR_KV_F32, PAGES, &err) || mr_prefix_open(&tree, kv, &err);
+}
+
+static int teardown(void **state) {
+  (void)state;
+  mr_prefix_close(tree);
+  int left = PAGES - mr_kv_free_pages(kv);
+  mr_kv_close(kv);
+  return left + (int)mr_mem_live();
+}
+
+/* A prompt of n blocks, block i of kind[i] - '0'. */
+static const int32_t *prompt(const char *kind) {
+  static int32_t ids[16 * B];
+  for (size_t i = 0; kind[i]; i++)
+    for (int t = 0; t < B; t++)
+      ids[i * B + (size_t)t] = (kind[i] - '0') * 100 + t;
+  return ids;
+}
+
+static void acquire(const char *kind, int32_t *chain) {
+  mr_err err = MR_ERR_INIT;
+  int n = (int)strlen(kind);
+  assert_int_equal(mr_prefix_room(tree, n, &err), MR_OK);
+  mr_prefix_acquire(tree, prompt(kind), n, chain);
+}
+
+static void release(const char *kind, const int32_t *chain, uint64_t age) {
+  int n = (int)strlen(kind);
+  mr_prefix_release(tree, chain, n, age);
+  mr_prefix_unroom(tree, n);
+}
+
+/* Computes blocks from..to of a chain: their pages are the tree's alone afterwards. */
+static void compute(const int32_t *chain, int from, int to, uint64_t age) {
+  mr_kv_seq s;
+  mr_err err = MR_ERR_INIT;
+  assert_int_equal(mr_kv_seq_init(&s, 16 * B, &err), MR_OK);
+  for (int i = from; i < to; i++) {
+    assert_true(mr_prefix_claim(tree, chain[i], age));
+    assert_int_equal(mr_kv_seq_reserve(kv, &s, B), MR_OK);
+    int32_t page = s.pages[s.len / B];
+    s.len += B;
+    assert_int_equal(mr_prefix_publish(tree, chain[i], page, age), page);
+    assert_int_equal(mr_prefix_page(tree, chain[i]), page);
+  }
+  mr_kv_seq_free(kv, &s);
+}
+
+static void chains(void **state) {
+  (void)state;
+  int32_t a[4], b[4];
+  acquire("1234", a);
+  assert_int_equal(mr_prefix_unheld(tree, prompt("1256"), 4), 2);
+  acquire("1256", b);
+  assert_int_equal(mr_prefix_held(tree), 6);
+  assert_true(a[0] == b[0] && a[1] == b[1] && a[2] != b[2]);
+  acquire("34", b + 2); /* the same blocks at another place are other nodes */
+  assert_true(b[2] != a[2] && b[3] != a[3]);
+  mr_prefix_release(tree, b + 2, 2, 9);
+  mr_prefix_unroom(tree, 2);
+  acquire("1256", b);
+  release("1256", b, 2);
+  release("1256", b, 2);
+  release("1234", a, 1);
+  assert_int_equal(mr_prefix_held(tree), 0); /* nothing was computed, nothing stays */
+  assert_int_equal(mr_prefix_cached(tree), 0);
+}
+
+static void claims(void **state) {
+  (void)state;
+  int32_t a[3], b[3];
+  acquire("123", a);
+  acquire("124", b);
+  assert_true(mr_prefix_claim(tree, a[0], 7));
+  assert_true(mr_prefix_claim(tree, a[0], 7));
+  assert_false(mr_prefix_claim(tree, b[0], 8)); /* wait for the older one */
+  assert_true(mr_prefix_claim(tree, b[0], 3));  /* the oldest waits for nobody */
+  assert_false(mr_prefix_claim(tree, a[0], 7));
+  mr_prefix_release(tree, b, 3, 3); /* who goes leaves its work to the others */
+  assert_true(mr_prefix_claim(tree, a[0], 7));
+  mr_prefix_unroom(tree, 3);
+  release("123", a, 7);
+}
+
+static void pages(void **state) {
+  (void)state;
+  int32_t a[4], b[4];
+  acquire("1234", a);
+  compute(a, 0, 4, 1);
+  assert_int_equal(mr_kv_free_pages(kv), PAGES - 4);
+  assert_int_equal(mr_prefix_evict(tree, 9), 0); /* held */
+  release("1234", a, 1);
+  assert_int_equal(mr_prefix_cached(tree), 4);
+  acquire("1256", b);
+  assert_int_equal(mr_prefix_cached(tree), 2);
+  assert_true(mr_prefix_page(tree, b[1]) >= 0 && mr_prefix_page(tree, b[2]) < 0);
+  assert_int_equal(mr_prefix_evict(tree, 1), 1); /* the leaf goes first */
+  assert_int_equal(mr_prefix_unheld(tree, prompt("1234"), 4), 2);
+  acquire("1234", a);
+  assert_true(mr_prefix_page(tree, a[2]) >= 0 && mr_prefix_page(tree, a[3]) < 0);
+  release("1256", b, 2);
+  release("1234", a, 3);
+  assert_int_equal(mr_prefix_evict(tree, 9), 3);
+  assert_int_equal(mr_kv_free_pages(kv), PAGES);
+}
+
+/* Two computed the same block: the first one's page stays. */
+static void published_twice(void **state) {
+  (void)state;
+  int32_t a[1];
+  mr_kv_seq s;
+  mr_err err = MR_ERR_INIT;
+  acquire("1", a);
+  compute(a, 0, 1, 1);
+  assert_int_equal(mr_kv_seq_init(&s, B, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_reserve(kv, &s, B), MR_OK);
+  s.len = B;
+  int32_t kept = mr_prefix_publish(tree, a[0], s.pages[0], 2);
+  assert_true(kept != s.pages[0]);
+  mr_kv_seq_replace(kv, &s, 0, kept);
+  assert_ptr_equal(s.at[0], mr_kv_page(kv, kept));
+  assert_int_equal(mr_kv_free_pages(kv), PAGES - 1);
+  mr_kv_seq_free(kv, &s);
+  release("1", a, 1);
+  assert_int_equal(mr_prefix_evict(tree, 1), 1);
+}
+
+static void partial(void **state) {
+  (void)state;
+  int32_t a[2], page = -1;
+  acquire("12", a);
+  compute(a, 0, 2, 1);
+  int32_t ids[B];
+  memcpy(ids, prompt("2"), sizeof ids);
+  ids[20] = 9999;
+  assert_int_equal(mr_prefix_partial(tree, a[0], ids, B, &page), 20);
+  assert_int_equal(page, mr_prefix_page(tree, a[1]));
+  assert_int_equal(mr_prefix_partial(tree, a[0], ids, 11, &page), 11);
+  assert_int_equal(mr_prefix_partial(tree, -1, ids, B, &page), 0);
+  assert_int_equal(mr_prefix_partial(tree, a[1], ids, B, &page), 0);
+  release("12", a, 1);
+  assert_int_equal(mr_prefix_evict(tree, 2), 2);
+}
+
+/* Random prompts come and go: what is held and stored is what a list of them says. */
+static void against_a_list(void **state) {
+  (void)state;
+  enum { LIVE = 5, LEN = 5 };
+  char kinds[LIVE][LEN + 1] = {{0}};
+  int32_t chain[LIVE][LEN];
+  uint32_t x = 12345;
+  for (int step = 0; step < 3000; step++) {
+    x = x * 1664525u + 1013904223u;
+    int i = (int)(x >> 16) % LIVE;
+    if (kinds[i][0]) {
+      release(kinds[i], chain[i], (uint64_t)i + 1);
+      kinds[i][0] = 0;
+    } else {
+      for (int k = 0; k < LEN; k++)
+        kinds[i][k] = (char)('0' + (x >> (20 + k) & 1));
+      acquire(kinds[i], chain[i]);
+      int k = 0;
+      while (k < LEN && mr_prefix_page(tree, chain[i][k]) >= 0)
+        k++;
+      mr_prefix_evict(tree, LEN - k - mr_kv_free_pages(kv));
+      compute(chain[i], k, LEN, (uint64_t)i + 1);
+    }
+    int held = 0; /* distinct beginnings of the live prompts */
+    for (int a = 0; a < LIVE; a++)
+      for (int n = 1; kinds[a][0] && n <= LEN; n++) {
+        bool first = true;
+        for (int b = 0; b < a; b++)
+          first = first && !(kinds[b][0] && !memcmp(kinds[a], kinds[b], (size_t)n));
+        held += first;
+      }
+    assert_int_equal(mr_prefix_held(tree), held);
+    assert_int_equal(mr_prefix_cached(tree) + held, PAGES - mr_kv_free_pages(kv));
+  }
+  for (int i = 0; i < LIVE; i++)
+    if (kinds[i][0])
+      release(kinds[i], chain[i], (uint64_t)i + 1);
+}
+
+static void out_of_memory(void **state) {
+  (void)state;
+  mr_err err = MR_ERR_INIT;
+  mr_mem_fail_after(0);
+  assert_int_equal(mr_prefix_room(tree, 1 << 16, &err), MR_E_NOMEM);
+  mr_mem_fail_after(-1);
+  mr_err_clear(&err);
+  assert_int_equal(mr_prefix_room(tree, 8, &err), MR_OK);
+  mr_prefix_unroom(tree, 8);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(chains),          cmocka_unit_test(claims),
+      cmocka_unit_test(pages),           cmocka_unit_test(published_twice),
+      cmocka_unit_test(partial),         cmocka_unit_test(against_a_list),
+      cmocka_unit_test(out_of_memory),
+  };
+  return cmocka_run_group_tests(tests, setup, teardown);
+}
