@@ -141,17 +141,17 @@ static mr_code keep(lines *m, uint64_t row, mr_line_kind kind, const char *text,
   return m->text.failed ? nomem(err) : MR_OK;
 }
 
-static mr_code emit(assembly *a, mr_line_kind kind, const char *line, size_t len) {
+static mr_code emit(assembly *a, uint64_t row, mr_line_kind kind, const char *line, size_t len) {
   if (line[len - 1] != '\n')
     return mr_err_at(a->err, MR_E_DATA, a->p->frames[kind], 0, -1,
                      "a line does not end where the journal says");
   a->emitted++;
-  return a->sink(a->ctx, kind, line, len, a->err);
+  return a->sink(a->ctx, row, kind, line, len, a->err);
 }
 
 static mr_code place(assembly *a, uint64_t row, mr_line_kind kind, const char *text, uint32_t len) {
   if (a->completion)
-    return emit(a, kind, text, len);
+    return emit(a, row, kind, text, len);
   if (a->n_buckets == 1)
     return keep(&a->mem, row, kind, text, len, a->err);
   uint32_t b = a->slice_of[slice_at(a, row)];
@@ -220,7 +220,8 @@ static mr_code emit_sorted(assembly *a) {
       return mr_err_at(a->err, MR_E_DATA, a->p->journal, 0, -1, "row %llu is %s in the journal",
                        (unsigned long long)a->emitted,
                        m->refs[i].row < a->emitted ? "twice" : "not");
-    rc = emit(a, (mr_line_kind)m->refs[i].kind, m->text.data + m->refs[i].at, m->refs[i].bytes);
+    rc = emit(a, m->refs[i].row, (mr_line_kind)m->refs[i].kind, m->text.data + m->refs[i].at,
+              m->refs[i].bytes);
   }
   mr_text_clear(&m->text);
   m->n = 0;

@@ -14,8 +14,8 @@
 #include "jobs/rundir.h"
 
 /* Gets each line once. */
-typedef mr_code (*mr_assemble_sink)(void *ctx, mr_line_kind kind, const char *line, size_t len,
-                                    mr_err *err);
+typedef mr_code (*mr_assemble_sink)(void *ctx, uint64_t row, mr_line_kind kind, const char *line,
+                                    size_t len, mr_err *err);
 
 /* rows: how many lines there must be, one for each row below it. bucket_bytes 0: 64 MiB (tests take
  * less). MR_E_IO, MR_E_NOMEM, MR_E_DATA: a frame is damaged, or a row has not exactly one line. */

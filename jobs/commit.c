@@ -38,7 +38,8 @@ struct mr_commit {
   mr_manifest manifest;
   bool finished;
   stream s[MR_STREAMS];
-  unsigned char *done; /* [(rows + 7) / 8] bits: durable or buffered */
+  unsigned char *done;   /* [(rows + 7) / 8] bits: durable or buffered */
+  unsigned char *failed; /* [(rows + 7) / 8] bits: their lines are errors; after assembly */
   uint64_t n_done;
   mr_commit_totals t;
   mr_zpack *pack;
@@ -313,11 +314,16 @@ mr_code mr_commit_bind(mr_commit *c, mr_job_identity *id, mr_err *err) {
     return rc;
   memcpy(id->job_id, old->job_id, sizeof id->job_id);
   id->created = old->created;
+  id->part = old->part;
   return MR_OK;
 }
 
 bool mr_commit_is_done(const mr_commit *c, uint64_t row) {
   return c->done && row < c->id.rows && (c->done[row >> 3] >> (row & 7) & 1);
+}
+
+bool mr_commit_has_failed(const mr_commit *c, uint64_t row) {
+  return c->failed && row < c->id.rows && (c->failed[row >> 3] >> (row & 7) & 1);
 }
 
 uint64_t mr_commit_done_rows(const mr_commit *c) {
@@ -441,10 +447,14 @@ mr_code mr_commit_note_run(mr_commit *c, const json_t *figures, mr_err *err) {
 
 typedef struct finals {
   mr_outfile *file[MR_STREAMS]; /* the same twice with standard output */
+  unsigned char *failed;
 } finals;
 
-static mr_code to_final(void *ctx, mr_line_kind kind, const char *line, size_t len, mr_err *err) {
+static mr_code to_final(void *ctx, uint64_t row, mr_line_kind kind, const char *line, size_t len,
+                        mr_err *err) {
   finals *f = ctx;
+  if (kind == MR_LINE_ERROR)
+    f->failed[row >> 3] |= (unsigned char)(1u << (row & 7));
   return mr_outfile_line(f->file[kind], line, len, err);
 }
 
@@ -467,8 +477,12 @@ static mr_code end_final(mr_commit *c, mr_outfile *o, int final, mr_manifest *m,
 
 mr_code mr_commit_assemble(mr_commit *c, mr_output_format format, int zstd_level,
                            bool completion_order, mr_manifest *m, mr_err *err) {
-  finals f = {{NULL, NULL}};
+  finals f = {{NULL, NULL}, NULL};
   mr_code rc = mr_commit_flush(c, err);
+  mr_mem_free(c->failed);
+  f.failed = c->failed = mr_mem_alloc((size_t)(c->id.rows + 7) / 8, 1);
+  if (!rc && !c->failed)
+    rc = nomem(err);
   if (!rc)
     rc = mr_identity_copy(&m->id, &c->id, err);
   m->rows_ok = c->t.rows_ok;
@@ -544,6 +558,7 @@ void mr_commit_close(mr_commit *c) {
   mr_text_free(&c->frame);
   mr_text_free(&c->record);
   mr_mem_free(c->done);
+  mr_mem_free(c->failed);
   mr_identity_free(&c->id);
   mr_manifest_free(&c->manifest);
   if (c->lock_fd >= 0)

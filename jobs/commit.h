@@ -31,8 +31,8 @@
  *       on the order in which rows finished, on frames, kills or resumes.
  *
  *           bind         add, flush        assemble              publish
- *   (none) ------> running ------> all done ------> final.* made ------> names, manifest --> finished
- *            ^        |  kill or stop  |                 |                    |  kill
+ *   (none) ------> running ------> all done ------> final.* made ------> names, manifest -->
+ * finished ^        |  kill or stop  |                 |                    |  kill
  *            +--------+----------------+-----------------+--------------------+  = open again
  *
  * One thread uses a commit. Flushing waits for the disk (two syncs), at most about every two
@@ -75,8 +75,10 @@ const mr_manifest *mr_commit_finished(const mr_commit *c);
  * the old one, and fills id->job_id and id->created from it. MR_E_CANTCREATE: C8. */
 mr_code mr_commit_bind(mr_commit *c, mr_job_identity *id, mr_err *err);
 
-bool mr_commit_is_done(const mr_commit *c, uint64_t row); /* or buffered to be */
-uint64_t mr_commit_done_rows(const mr_commit *c);         /* done or buffered */
+bool mr_commit_is_done(const mr_commit *c, uint64_t row);    /* or buffered to be */
+uint64_t mr_commit_done_rows(const mr_commit *c);            /* done or buffered */
+bool mr_commit_has_failed(const mr_commit *c, uint64_t row); /* after assembly: its line is an error
+                                                              */
 const mr_commit_totals *mr_commit_totals_get(const mr_commit *c);
 
 /* One finished row; `text` is one line with its newline. Buffered; flushes when a frame is full. */

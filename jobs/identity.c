@@ -5,6 +5,7 @@
 #include "io/json.h"
 #include "io/mem.h"
 
+#define ROWS_MAX ((json_int_t)1 << 40)
 #define DUMP (JSON_COMPACT | JSON_SORT_KEYS | JSON_ENCODE_ANY)
 
 static mr_code nomem(mr_err *err) {
@@ -26,22 +27,48 @@ mr_code mr_identity_set_options(mr_job_identity *id, json_t *options, mr_err *er
 
 void mr_identity_make_id(mr_job_identity *id) {
   char all[512];
-  int n = snprintf(all, sizeof all, "%s %s %s %s %lld", id->input_digest, id->model_digest,
-                   id->options_digest, id->numerics, (long long)id->created);
+  int n = snprintf(all, sizeof all, "%s %s %s %s", id->input_digest, id->model_digest,
+                   id->options_digest, id->numerics);
   mr_hash_hex(all, (size_t)n, id->job_id);
 }
 
+static json_t *part_to_json(const mr_identity_part *p) {
+  return json_pack("{s:i, s:i, s:I, s:I}", "index", p->index, "of", p->of, "job_rows",
+                   (json_int_t)p->job_rows, "cut", (json_int_t)p->cut);
+}
+
 json_t *mr_identity_to_json(const mr_job_identity *id) {
-  return json_pack("{s:s, s:I, s:s, s:s, s:s, s:s, s:I, s:O}", "job_id", id->job_id, "created",
-                   (json_int_t)id->created, "input_digest", id->input_digest, "model_digest",
-                   id->model_digest, "options_digest", id->options_digest, "numerics", id->numerics,
-                   "rows", (json_int_t)id->rows, "options", id->options);
+  json_t *o = json_pack("{s:s, s:I, s:s, s:s, s:s, s:s, s:I, s:O}", "job_id", id->job_id, "created",
+                        (json_int_t)id->created, "input_digest", id->input_digest, "model_digest",
+                        id->model_digest, "options_digest", id->options_digest, "numerics",
+                        id->numerics, "rows", (json_int_t)id->rows, "options", id->options);
+  if (o && id->part.of && json_object_set_new(o, "shard", part_to_json(&id->part))) {
+    json_decref(o);
+    return NULL;
+  }
+  return o;
 }
 
 static bool take_hex(char to[MR_HASH_HEX], const char *hex) {
   if (strlen(hex) != MR_HASH_HEX - 1 || strspn(hex, "0123456789abcdef") != MR_HASH_HEX - 1)
     return false;
   memcpy(to, hex, MR_HASH_HEX);
+  return true;
+}
+
+/* Absent: the whole job. */
+static bool take_part(mr_job_identity *id, json_t *o) {
+  json_int_t job_rows, cut;
+  mr_identity_part *p = &id->part;
+  if (!o)
+    return true;
+  if (json_unpack(o, "{s:i, s:i, s:I, s:I}", "index", &p->index, "of", &p->of, "job_rows",
+                  &job_rows, "cut", &cut) ||
+      p->of < 1 || p->index < 1 || p->index > p->of || job_rows < 0 || job_rows > ROWS_MAX ||
+      cut < 0 || id->rows > (uint64_t)job_rows)
+    return false;
+  p->job_rows = (uint64_t)job_rows;
+  p->cut = (uint64_t)cut;
   return true;
 }
 
@@ -58,9 +85,11 @@ mr_code mr_identity_from_json(mr_job_identity *id, const json_t *o, mr_err *err)
       strlen(numerics) >= sizeof id->numerics || rows < 0 || !json_is_object(opts))
     return mr_err_set(err, MR_E_DATA,
                       "the identity of the job in it is damaged or of another version");
+  id->rows = (uint64_t)rows;
+  if (!take_part(id, json_object_get(o, "shard")))
+    return mr_err_set(err, MR_E_DATA, "the shard in the identity of the job is damaged");
   memcpy(id->numerics, numerics, strlen(numerics) + 1);
   id->created = created;
-  id->rows = (uint64_t)rows;
   id->options = json_incref(opts);
   return MR_OK;
 }
@@ -100,12 +129,30 @@ static void differ_options(const json_t *old, const json_t *now, mr_text *words)
   json_decref(both);
 }
 
+static void add_part(mr_text *words, const mr_identity_part *p) {
+  if (p->of)
+    mr_text_addf(words, "%d/%d", p->index, p->of);
+  else
+    mr_text_adds(words, "the whole job");
+}
+
+static void differ_part(const mr_identity_part *old, const mr_identity_part *now, mr_text *words) {
+  add_words(words, "the shard (");
+  add_part(words, now);
+  mr_text_adds(words, ", was ");
+  add_part(words, old);
+  mr_text_addc(words, ')');
+}
+
 void mr_identity_differ(const mr_job_identity *old, const mr_job_identity *now, mr_text *words) {
+  bool same_part = old->part.index == now->part.index && old->part.of == now->part.of;
   if (strcmp(old->input_digest, now->input_digest) != 0)
     add_words(words, "the text of the inputs");
-  else if (old->rows != now->rows)
+  else if (same_part && old->rows != now->rows)
     mr_text_addf(words, "%sthe number of rows (%llu, was %llu)", words->len ? "; " : "",
                  (unsigned long long)now->rows, (unsigned long long)old->rows);
+  if (!same_part)
+    differ_part(&old->part, &now->part, words);
   if (strcmp(old->model_digest, now->model_digest) != 0)
     add_words(words, "the model file");
   if (strcmp(old->options_digest, now->options_digest) != 0)

@@ -2,8 +2,10 @@
  * differ.
  *
  * Two runs with equal identities write the same bytes; anything that could change a byte of the
- * output is in here. The job's id and its first start are carried along (ids in the results
- * derive from them) but not compared.
+ * output is in here. The job's first start is carried along (`created` in the results) but not
+ * compared. The job's id says which job it is, whenever and in however many shards it runs: ids in
+ * the results derive from it, so that they are the same in a run of the whole job and in its
+ * shards.
  */
 #ifndef MR_JOBS_IDENTITY_H
 #define MR_JOBS_IDENTITY_H
@@ -13,6 +15,13 @@
 #include "io/hash.h"
 #include "io/text.h"
 
+/* What --shard I/N computes: part of a job. of 0: the whole job, and nothing else is set. */
+typedef struct mr_identity_part {
+  int index, of;
+  uint64_t job_rows; /* of all shards together */
+  uint64_t cut;      /* mr_shard_cut, at most INT64_MAX */
+} mr_identity_part;
+
 typedef struct mr_job_identity {
   char job_id[MR_HASH_HEX];
   int64_t created;                  /* first start, seconds since 1970 */
@@ -20,13 +29,14 @@ typedef struct mr_job_identity {
   char model_digest[MR_HASH_HEX];   /* of the model file's bytes */
   char options_digest[MR_HASH_HEX]; /* of `options`, dumped with sorted keys */
   char numerics[160]; /* what the bits of a result depend on beside the model: mode, isa, ... */
-  uint64_t rows;
+  uint64_t rows;      /* of this shard, or of the job */
+  mr_identity_part part;
   json_t *options; /* the result-changing options themselves, to say what differs; owned */
 } mr_job_identity;
 
 /* Sets options (takes the reference) and their digest. MR_E_NOMEM. */
 mr_code mr_identity_set_options(mr_job_identity *id, json_t *options, mr_err *err);
-/* job_id from the digests and `created`. */
+/* job_id from the digests. */
 void mr_identity_make_id(mr_job_identity *id);
 /* As a JSON object (owned by the caller, NULL: out of memory) and back; MR_E_DATA when a member is
  * missing or odd. */

@@ -6,9 +6,12 @@
 #include "io/json.h"
 #include "io/mem.h"
 #include "io/sys.h"
+#include "jobs/rowlist.h"
 
-#define MANIFEST_MAX ((size_t)64 << 20) /* bytes: a million input files */
+#define MANIFEST_MAX ((size_t)1 << 30) /* bytes: a hundred million rows scattered over shards */
 #define DUMP (JSON_COMPACT | JSON_SORT_KEYS)
+
+static const char *const list_names[MR_STREAMS] = {"result_rows", "error_rows"};
 
 static mr_code nomem(mr_err *err) {
   return mr_err_set(err, MR_E_NOMEM, "out of memory");
@@ -50,13 +53,19 @@ static json_t *files_to_json(const mr_manifest *m) {
 }
 
 static json_t *to_json(const mr_manifest *m) {
-  return json_pack("{s:i, s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:b, s:o, s:o}", "manifest", 1,
-                   "version", MR_VERSION, "identity", mr_identity_to_json(&m->id), "rows",
-                   (json_int_t)m->id.rows, "rows_ok", (json_int_t)m->rows_ok, "rows_failed",
-                   (json_int_t)m->rows_failed, "prompt_tokens", (json_int_t)m->prompt_tokens,
-                   "output_tokens", (json_int_t)m->output_tokens, "completion_order",
-                   m->completion_order, "inputs", m->inputs ? json_incref(m->inputs) : json_null(),
-                   "files", files_to_json(m));
+  json_t *o =
+      json_pack("{s:i, s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:b, s:o, s:o}", "manifest", 1, "version",
+                MR_VERSION, "identity", mr_identity_to_json(&m->id), "rows", (json_int_t)m->id.rows,
+                "rows_ok", (json_int_t)m->rows_ok, "rows_failed", (json_int_t)m->rows_failed,
+                "prompt_tokens", (json_int_t)m->prompt_tokens, "output_tokens",
+                (json_int_t)m->output_tokens, "completion_order", m->completion_order, "inputs",
+                m->inputs ? json_incref(m->inputs) : json_null(), "files", files_to_json(m));
+  for (int i = 0; o && i < MR_STREAMS; i++)
+    if (m->row_list[i] && json_object_set_new(o, list_names[i], json_string(m->row_list[i]))) {
+      json_decref(o);
+      return NULL;
+    }
+  return o;
 }
 
 /* Adds the digest of the object to it and dumps it. `o` has no "digest" yet. */
@@ -92,6 +101,29 @@ static mr_code take_file(mr_manifest *m, json_t *o, mr_err *err) {
   return mr_manifest_add_file(m, name, hex, (uint64_t)bytes, (uint64_t)lines, err);
 }
 
+/* A list names as many rows of the job as there are lines. */
+static bool list_is_good(const char *text, uint64_t rows, uint64_t lines) {
+  mr_rowlist_at at = {.s = text};
+  uint64_t row, n = 0;
+  int got;
+  while ((got = mr_rowlist_next(&at, rows, &row)) == 1)
+    n++;
+  return got == 0 && n == lines;
+}
+
+static mr_code take_lists(mr_manifest *m, const json_t *o, mr_err *err) {
+  const uint64_t lines[MR_STREAMS] = {m->rows_ok, m->rows_failed};
+  for (int i = 0; i < MR_STREAMS && m->id.part.of; i++) {
+    const json_t *s = json_object_get(o, list_names[i]);
+    if (!json_is_string(s) || !list_is_good(json_string_value(s), m->id.part.job_rows, lines[i]))
+      return mr_err_set(err, MR_E_DATA, "the manifest's list of the shard's rows is damaged");
+    m->row_list[i] = mr_mem_copy(json_string_value(s), json_string_length(s));
+    if (!m->row_list[i])
+      return nomem(err);
+  }
+  return MR_OK;
+}
+
 static mr_code from_json(mr_manifest *m, json_t *o, mr_err *err) {
   json_int_t format, ok, failed, prompt, output;
   int completion;
@@ -111,7 +143,7 @@ static mr_code from_json(mr_manifest *m, json_t *o, mr_err *err) {
   m->completion_order = completion;
   m->inputs = json_is_null(inputs) ? NULL : json_incref(inputs);
   json_array_foreach(files, i, f) rc = rc ? rc : take_file(m, f, err);
-  return rc;
+  return rc ? rc : take_lists(m, o, err);
 }
 
 /* The bytes must be what the object, signed again, would be written as. */
@@ -181,6 +213,8 @@ const mr_manifest_file *mr_manifest_find(const mr_manifest *m, const char *path)
 void mr_manifest_free(mr_manifest *m) {
   for (int i = 0; i < m->n_files; i++)
     mr_mem_free(m->files[i].name);
+  for (int i = 0; i < MR_STREAMS; i++)
+    mr_mem_free(m->row_list[i]);
   json_decref(m->inputs);
   mr_identity_free(&m->id);
   memset(m, 0, sizeof *m);

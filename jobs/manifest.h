@@ -8,6 +8,7 @@
 #ifndef MR_JOBS_MANIFEST_H
 #define MR_JOBS_MANIFEST_H
 
+#include "jobs/framerec.h"
 #include "jobs/identity.h"
 
 #define MR_MANIFEST_FILES 8
@@ -22,6 +23,9 @@ typedef struct mr_manifest {
   mr_job_identity id;
   uint64_t rows_ok, rows_failed, prompt_tokens, output_tokens;
   bool completion_order;
+  /* A shard's rows (rowlist.h) by their numbers in the whole job, in the order of the lines of the
+   * results and the errors; NULL: the whole job. Owned. */
+  char *row_list[MR_STREAMS];
   json_t *inputs; /* plan.inputs of the run that finished it (inputs.h), or NULL; owned */
   mr_manifest_file files[MR_MANIFEST_FILES];
   int n_files;

@@ -19,6 +19,8 @@ typedef enum kind {
   K_SIZE,     /* uint64_t bytes */
   K_DURATION, /* double seconds */
   K_CLOCK,    /* int minutes of the day */
+  K_SECONDS,  /* int64_t since 1970 */
+  K_SHARD,    /* mr_shard_part */
   K_FLAG,     /* bool */
   K_CHOICE,   /* an int-sized enum: index into choices */
   K_CHOICE01, /* bool: the second of two choices */
@@ -40,11 +42,12 @@ typedef struct option {
 
 #define AT(field) offsetof(mr_job, field)
 #define RUN (1u << MR_CMD_RUN | 1u << MR_CMD_PLAN)
+#define MERGE (1u << MR_CMD_MERGE)
 #define JSON (1u << MR_CMD_PLAN | 1u << MR_CMD_STATUS | 1u << MR_CMD_CHECK)
 
 static const option options[] = {
     {"model", 'm', K_TEXT, AT(model), 0, "FILE", RUN, "the model (GGUF)"},
-    {"output", 'o', K_TEXT, AT(output), 0, "OUT", RUN,
+    {"output", 'o', K_TEXT, AT(output), 0, "OUT", RUN | MERGE,
      "results: OUT.jsonl.zst (or .jsonl, .jsonl.gz), or - for standard output"},
     {"defaults", 0, K_DEFAULTS, 0, 0, "FILE|JSON", RUN,
      "body parameters for rows that do not set them"},
@@ -72,6 +75,10 @@ static const option options[] = {
      "stop after this time (90s, 15m, 8h)"},
     {"expire", 0, K_FLAG, AT(expire), 0, NULL, RUN,
      "at the deadline write the rows left as batch_expired and finish"},
+    {"shard", 0, K_SHARD, AT(shard), 0, "I/N", RUN,
+     "only this part of the rows; \"slurm\": by the task of a Slurm array"},
+    {"created", 0, K_SECONDS, AT(created), 0, "SECONDS", RUN,
+     "the job's time, in templates and results (since 1970; now)"},
     {"compute", 0, K_CHOICE, AT(compute), 0, "fast|exact", RUN,
      "fast may quantize activations; exact is float32 throughout"},
     {"device", 0, K_TEXT, AT(device), 0, "NAME", RUN, "auto, cpu"},
@@ -86,7 +93,8 @@ static const option options[] = {
      "type of keys and values (f16, and f32 with --compute exact)"},
     {"prefix-sharing", 0, K_CHOICE01, AT(no_prefix_sharing), 0, "on|off", RUN,
      "compute what prompts begin with alike once (on)"},
-    {"level", 0, K_INT, AT(zstd_level), 1, "N", RUN, "compression level of the results (3)"},
+    {"level", 0, K_INT, AT(zstd_level), 1, "N", RUN | MERGE,
+     "compression level of the results (3)"},
     {"progress", 0, K_CHOICE, AT(progress), 0, "auto|none|line|bar|json", RUN,
      "progress on standard error"},
     {"metrics-file", 0, K_TEXT, AT(metrics_file), 0, "PATH", RUN,
@@ -97,7 +105,8 @@ static const option options[] = {
 #define N_OPTIONS (sizeof options / sizeof *options)
 
 void mr_job_init(mr_job *j) {
-  *j = (mr_job){.kv_type = -1, .until_min = -1, .max_line = 16u << 20, .zstd_level = 3};
+  *j = (mr_job){
+      .kv_type = -1, .until_min = -1, .created = -1, .max_line = 16u << 20, .zstd_level = 3};
 }
 
 static void free_inputs(mr_job *j) {
@@ -191,6 +200,10 @@ static const char *wanted(const option *o) {
     return "a time such as 90s, 15m or 8h";
   case K_CLOCK:
     return "a time of day HH:MM";
+  case K_SECONDS:
+    return "a whole number of seconds since 1970";
+  case K_SHARD:
+    return "a string such as \"1/8\"";
   case K_TOLERATE:
     return "a number of rows, or a share such as 5%";
   default:
@@ -211,6 +224,8 @@ static bool set_scalar(mr_job *j, const option *o, const char *s) {
     return mr_parse_duration(s, (double *)(void *)at) && *(double *)(void *)at > 0;
   case K_CLOCK:
     return mr_parse_clock(s, (int *)(void *)at);
+  case K_SECONDS:
+    return mr_parse_int(s, (int64_t *)(void *)at) && *(int64_t *)(void *)at >= 0;
   case K_CHOICE:
     return read_choice(o->arg, s, (int *)(void *)at);
   case K_CHOICE01:
@@ -231,10 +246,11 @@ static mr_code set_from_text(mr_job *j, const option *o, const char *s, const or
     return *s ? set_text((char **)(void *)((char *)j + o->at), s, err)
               : mr_err_at(err, from->code, from->file, 0, -1, "%s%s is empty", from->prefix,
                           o->name);
-  if (set_scalar(j, o, s))
+  const char *why = NULL;
+  if (o->kind == K_SHARD ? mr_shard_parse(s, &j->shard, &why) : set_scalar(j, o, s))
     return MR_OK;
-  return mr_err_at(err, from->code, from->file, 0, -1, "%s%s %s: it must be %s", from->prefix,
-                   o->name, s, wanted(o));
+  return mr_err_at(err, from->code, from->file, 0, -1, "%s%s %s: %s%s", from->prefix, o->name, s,
+                   why ? "" : "it must be ", why ? why : wanted(o));
 }
 
 /* ------------------------------------------------------------------ defaults of rows */
@@ -570,7 +586,9 @@ static mr_code check_whole(mr_job *j, mr_command cmd, mr_err *err) {
   mr_code rc = MR_OK;
   if (cmd == MR_CMD_STATUS || cmd == MR_CMD_CHECK) {
     rc = word_is_output(j, err);
-  } else if (!j->model) {
+  } else if (cmd == MR_CMD_MERGE && (!j->output || !j->n_inputs)) {
+    rc = mr_err_set(err, MR_E_USAGE, "give the output with -o, and the outputs of all shards");
+  } else if (cmd != MR_CMD_MERGE && !j->model) {
     rc = mr_err_set(err, MR_E_USAGE, "no model: give one with -m FILE");
   } else if (!j->n_inputs) {
     rc = mr_err_set(err, MR_E_USAGE, "no input: name files, directories, or - for standard input");
@@ -655,6 +673,9 @@ static const char *usage_of(mr_command cmd) {
   case MR_CMD_STATUS:
     return "usage: millrace status OUT [--json]\n\n"
            "Prints the progress of a running, stopped or finished job.\n";
+  case MR_CMD_MERGE:
+    return "usage: millrace merge -o OUT SHARD... [options]\n\n"
+           "Joins the finished outputs of all shards of a job (run --shard I/N) in input order.\n";
   default:
     return "usage: millrace check OUT\n\n"
            "Checks a finished output: frames, digests, one line for each input row.\n";

@@ -11,7 +11,8 @@
  *
  * RUN and PLAN take JOB.json (a first argument that ends in .json) and inputs; RUN needs a model,
  * an output and an input, PLAN a model and an input. STATUS and CHECK take one argument: the output
- * (or its OUT), kept in j->output. With -h only `help` is set and nothing else is checked.
+ * (or its OUT), kept in j->output. MERGE needs an output; its inputs are outputs of shards. With -h
+ * only `help` is set and nothing else is checked.
  */
 #ifndef MR_JOBS_OPTIONS_H
 #define MR_JOBS_OPTIONS_H
@@ -19,6 +20,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 
+#include "jobs/shard.h"
 #include "src/engine.h"
 
 typedef enum mr_output_format {
@@ -53,6 +55,8 @@ typedef struct mr_job {
   bool no_prefix_sharing;
   int until_min;       /* minutes of the day; -1: none */
   double time_limit_s; /* 0: none */
+  mr_shard_part shard; /* of 0: the whole job */
+  int64_t created;     /* the job's time, seconds since 1970; -1: now */
   uint64_t max_line;   /* bytes */
   double tolerate;     /* rows, or a share when tolerate_percent */
   bool tolerate_percent;
@@ -67,7 +71,13 @@ typedef struct mr_job {
   bool help;
 } mr_job;
 
-typedef enum mr_command { MR_CMD_RUN, MR_CMD_PLAN, MR_CMD_STATUS, MR_CMD_CHECK } mr_command;
+typedef enum mr_command {
+  MR_CMD_RUN,
+  MR_CMD_PLAN,
+  MR_CMD_STATUS,
+  MR_CMD_CHECK,
+  MR_CMD_MERGE
+} mr_command;
 
 void mr_job_init(mr_job *j);
 void mr_job_free(mr_job *j);

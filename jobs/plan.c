@@ -13,11 +13,11 @@
 #include "io/mem.h"
 #include "io/sys.h"
 
-#define HEAD_MAGIC "MRPLAN\0\1"
+#define HEAD_MAGIC "MRPLAN\0\2"
 #define BUFFER_BYTES (1u << 20)
 #define MAX_FILES (1u << 24)
 
-_Static_assert(sizeof(mr_plan_entry) == 48, "plan.index has 48 bytes a row");
+_Static_assert(sizeof(mr_plan_entry) == 56, "plan.index has 56 bytes a row");
 
 /* plan.head: this, then for each file a uint32_t length and the name, then a uint64_t xxh3-64 of
  * all before it. */
@@ -25,8 +25,8 @@ typedef struct head {
   char magic[8];
   uint64_t rows, bad_rows, prompt_tokens, output_tokens;
   uint64_t data_bytes;
-  char index_digest[MR_HASH_HEX],
-      digest[MR_HASH_HEX]; /* of plan.index; of what the plan was made from */
+  char index_digest[MR_HASH_HEX], digest[MR_HASH_HEX]; /* of plan.index; of what the plan was made
+                                                          from */
   char pad[2];
   uint32_t n_files;
 } head;
@@ -209,6 +209,7 @@ mr_code mr_plan_append(mr_plan_writer *w, const mr_plan_record *rec, mr_err *err
   e.offset = w->h.data_bytes;
   e.bytes = (uint32_t)w->record.len;
   e.check = mr_hash_64(w->record.data, w->record.len);
+  e.prefix = e.kind == MR_ROW_BAD ? 0 : mr_plan_prefix(rec->prompt, e.n_prompt);
   rc = append(&w->data, w->record.data, w->record.len, err);
   if (rc == MR_OK)
     rc = append(&w->index, &e, sizeof e, err);
@@ -219,6 +220,16 @@ mr_code mr_plan_append(mr_plan_writer *w, const mr_plan_record *rec, mr_err *err
   w->h.prompt_tokens += e.kind == MR_ROW_BAD ? 0 : (uint64_t)e.n_prompt;
   w->h.output_tokens += e.kind == MR_ROW_BAD ? 0 : (uint64_t)e.n_out;
   return rc;
+}
+
+uint64_t mr_plan_prefix(const int32_t *ids, int n) {
+  static const int depth[] = {32, 64, 128, 512};
+  uint64_t key = 0;
+  for (size_t i = 0; i < sizeof depth / sizeof *depth; i++) {
+    size_t take = (size_t)(n < depth[i] ? n : depth[i]);
+    key = key << 16 | mr_hash_64(ids, take * sizeof *ids) >> 48;
+  }
+  return key;
 }
 
 static mr_code finish_file(out_file *f, mr_err *err) {

@@ -26,7 +26,7 @@ typedef enum mr_row_kind {
   MR_ROW_BAD
 } mr_row_kind;
 
-typedef struct mr_plan_entry { /* 48 bytes, little-endian, as in plan.index */
+typedef struct mr_plan_entry { /* 56 bytes, little-endian, as in plan.index */
   uint64_t offset;             /* of the record in plan.data */
   uint32_t bytes;
   uint32_t file;    /* index into the plan's input files */
@@ -36,6 +36,7 @@ typedef struct mr_plan_entry { /* 48 bytes, little-endian, as in plan.index */
   uint32_t kind;    /* mr_row_kind */
   uint32_t flags;   /* reserved, 0 */
   uint64_t check;   /* xxh3-64 of the record */
+  uint64_t prefix;  /* mr_plan_prefix of the prompt; 0 for bad rows */
 } mr_plan_entry;
 
 typedef struct mr_plan_record { /* one row read back; owned, freed with mr_plan_record_free */
@@ -57,7 +58,8 @@ mr_code mr_plan_create(mr_plan_writer **out, const char *dir, mr_err *err);
 /* The next input file (or archive member), by the name that messages use; records refer to it by
  * its number. */
 mr_code mr_plan_add_file(mr_plan_writer *w, const char *name, mr_err *err);
-/* rec->row is ignored: rows are appended in order; e.offset, bytes and check are filled in. */
+/* rec->row is ignored: rows are appended in order; e.offset, bytes, check and prefix are
+ * filled in. */
 mr_code mr_plan_append(mr_plan_writer *w, const mr_plan_record *rec, mr_err *err);
 /* What the plan was made from (hex, kept in the head); mr_preflight_run sets the digest of the
  * inputs. */
@@ -80,5 +82,9 @@ const char *const *mr_plan_files(const mr_plan *p); /* n_files names; what mr_re
 const mr_plan_entry *mr_plan_entry_at(const mr_plan *p, uint64_t row); /* mapped; row < rows */
 mr_code mr_plan_read(const mr_plan *p, uint64_t row, mr_plan_record *rec, mr_err *err);
 void mr_plan_record_free(mr_plan_record *rec);
+
+/* Four keys of 16 bits, from the top: of the first 32, 64, 128 and 512 ids. Prompts that begin
+ * alike lie together when they are sorted by it; unlike ones seldom do. */
+uint64_t mr_plan_prefix(const int32_t *ids, int n);
 
 #endif

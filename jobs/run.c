@@ -89,6 +89,7 @@ static mr_code run(mr_run *r, int *status, mr_err *err) {
 static void free_run(mr_run *r) {
   mr_err ignored = MR_ERR_INIT;
   mr_progress_close(r->progress);
+  mr_shard_close(r->shard);
   mr_plan_close(r->plan);
   if (r->paths.temporary && r->commit) /* nobody could resume it */
     mr_commit_discard(r->commit, &ignored);

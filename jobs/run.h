@@ -15,6 +15,7 @@
 #include "jobs/progress.h"
 #include "jobs/render.h"
 #include "jobs/report.h"
+#include "jobs/shard.h"
 
 typedef struct mr_run {
   mr_job job;
@@ -26,6 +27,7 @@ typedef struct mr_run {
   mr_job_identity id;
   mr_commit *commit;
   mr_plan *plan;
+  mr_shard *shard; /* NULL: the whole job */
   mr_progress *progress;
   mr_progress_now now;
   mr_report report;

@@ -66,7 +66,7 @@ static mr_code identify(mr_run *r, mr_err *err) {
   const mr_engine_info *e = &r->estimate;
   snprintf(r->id.numerics, sizeof r->id.numerics, "millrace %s, %s, %s, %s, kv %s", MR_VERSION,
            e->device, e->isa, e->scheme, e->kv_type);
-  r->id.created = old ? old->created : mr_sys_now->wall_s();
+  r->id.created = old ? old->created : r->job.created >= 0 ? r->job.created : mr_sys_now->wall_s();
   mr_code rc = mr_hash_file(r->job.model, r->id.model_digest, NULL, err);
   return rc ? rc : mr_identity_set_options(&r->id, mr_job_result_options(&r->job), err);
 }
@@ -78,6 +78,7 @@ static bool is_finished_as_it_looks(mr_run *r) {
     return false;
   memcpy(r->id.input_digest, m->id.input_digest, sizeof r->id.input_digest);
   r->id.rows = m->id.rows;
+  r->id.part = (mr_identity_part){.index = r->job.shard.index, .of = r->job.shard.of};
   return true;
 }
 
@@ -109,6 +110,18 @@ static mr_code make_plan(mr_run *r, mr_err *err) {
   return rc ? rc : mr_inputs_save(r->paths.plan_inputs, r->inputs, &r->id, err);
 }
 
+static mr_code take_shard(mr_run *r, mr_err *err) {
+  mr_code rc = mr_shard_open(&r->shard, r->plan, r->job.shard, err);
+  if (rc)
+    return rc;
+  r->id.part = (mr_identity_part){.index = r->job.shard.index,
+                                  .of = r->job.shard.of,
+                                  .job_rows = r->id.rows,
+                                  .cut = mr_shard_cut(r->shard)};
+  r->id.rows = mr_shard_rows(r->shard);
+  return MR_OK;
+}
+
 static mr_code get_plan(mr_run *r, mr_err *err) {
   mr_err ignored = MR_ERR_INIT;
   mr_run_tick(r, "preflight");
@@ -127,7 +140,7 @@ static mr_code get_plan(mr_run *r, mr_err *err) {
                      "the plan has no digest; remove it to begin anew");
   memcpy(r->id.input_digest, digest, MR_HASH_HEX);
   r->id.rows = mr_plan_rows(r->plan);
-  return MR_OK;
+  return r->job.shard.of ? take_shard(r, err) : MR_OK;
 }
 
 /* With no row to run there is nothing to produce; the first refusal says what is wrong. */

@@ -40,17 +40,23 @@ static double work_of(const mr_plan_entry *e) {
   return (double)e->n_prompt + (double)e->n_out;
 }
 
+/* Whether this run has to compute the row. */
+static bool is_open(const mr_run *r, uint64_t row) {
+  return mr_shard_has(r->shard, row) &&
+         !mr_commit_is_done(r->commit, mr_shard_local(r->shard, row));
+}
+
 static void count_work(mr_run *r) {
   uint64_t rows = mr_plan_rows(r->plan);
   for (uint64_t i = 0; i < rows; i++) {
     const mr_plan_entry *e = mr_plan_entry_at(r->plan, i);
-    if (e->kind != MR_ROW_BAD && !mr_commit_is_done(r->commit, i))
+    if (e->kind != MR_ROW_BAD && is_open(r, i))
       r->now.work += work_of(e);
   }
 }
 
-static bool is_done(void *ctx, uint64_t row) {
-  return mr_commit_is_done(ctx, row);
+static bool skip_row(void *ctx, uint64_t row) {
+  return !is_open(ctx, row);
 }
 
 /* ---- lines into the commit */
@@ -67,7 +73,7 @@ static mr_code commit_line(loop *l, const mr_line_info *info, mr_err *err) {
 }
 
 static mr_code commit_bad(loop *l, const mr_plan_record *rec, mr_err *err) {
-  mr_line_info info = {.row = rec->row, .kind = MR_LINE_ERROR};
+  mr_line_info info = {.row = mr_shard_local(l->r->shard, rec->row), .kind = MR_LINE_ERROR};
   mr_text_clear(&l->line);
   mr_code rc = mr_render_bad(&l->render, rec, &l->line, err);
   return rc ? rc : commit_line(l, &info, err);
@@ -75,7 +81,7 @@ static mr_code commit_bad(loop *l, const mr_plan_record *rec, mr_err *err) {
 
 static mr_code commit_failed(loop *l, const mr_plan_record *rec, const mr_row_error *why,
                              mr_err *err) {
-  mr_line_info info = {.row = rec->row, .kind = MR_LINE_ERROR};
+  mr_line_info info = {.row = mr_shard_local(l->r->shard, rec->row), .kind = MR_LINE_ERROR};
   mr_text_clear(&l->line);
   mr_code rc = mr_render_failed(&l->render, rec, why, &l->line, err);
   return rc ? rc : commit_line(l, &info, err);
@@ -87,7 +93,8 @@ static mr_code commit_result(loop *l, const slot *s, const mr_result *res, mr_er
   mr_code rc = mr_render_result(&l->render, &s->rec, res, &l->line, &is_error, err);
   if (rc)
     return rc;
-  mr_line_info info = {.row = s->rec.row, .kind = is_error ? MR_LINE_ERROR : MR_LINE_RESULT};
+  mr_line_info info = {.row = mr_shard_local(l->r->shard, s->rec.row),
+                       .kind = is_error ? MR_LINE_ERROR : MR_LINE_RESULT};
   if (!is_error) {
     bool score = s->rec.e.kind == MR_ROW_SCORE;
     info.prompt_tokens = (uint64_t)s->rec.e.n_prompt; /* as in the line's usage */
@@ -328,9 +335,9 @@ static mr_code expire_rows(mr_run *r, loop *l, mr_err *err) {
                       .type = "batch_expired",
                       .code = "batch_expired"};
   mr_code rc = MR_OK;
-  for (uint64_t row = 0; !rc && row < r->id.rows; row++) {
+  for (uint64_t row = 0; !rc && row < mr_plan_rows(r->plan); row++) {
     mr_plan_record rec;
-    if (mr_commit_is_done(r->commit, row))
+    if (!is_open(r, row))
       continue;
     rc = mr_plan_read(r->plan, row, &rec, err);
     if (rc)
@@ -373,7 +380,7 @@ mr_code mr_run_rows(mr_run *r, mr_err *err) {
   r->now.rows_done = mr_commit_done_rows(r->commit);
   r->now.rows_failed = mr_commit_totals_get(r->commit)->rows_failed;
   count_work(r);
-  mr_code rc = mr_schedule_open(&l.schedule, r->plan, is_done, r->commit, err);
+  mr_code rc = mr_schedule_open(&l.schedule, r->plan, skip_row, r, err);
   if (!rc)
     rc = bad_rows(&l, &more, err);
   if (!rc && mr_signals_stop())

@@ -505,9 +505,11 @@ typedef struct gathered {
   mr_text text[2];
 } gathered;
 
-static mr_code gather(void *ctx, mr_line_kind kind, const char *line, size_t len, mr_err *err) {
+static mr_code gather(void *ctx, uint64_t row, mr_line_kind kind, const char *line, size_t len,
+                      mr_err *err) {
   gathered *g = ctx;
   (void)err;
+  assert_int_equal(kind, is_error_row(row) ? MR_LINE_ERROR : MR_LINE_RESULT);
   mr_text_add(&g->text[kind], line, len);
   return MR_OK;
 }
