@@ -60,7 +60,7 @@ static mr_code take_header(mr_commit *c, const unsigned char *payload, size_t le
   mr_err e = MR_ERR_INIT;
   mr_code rc = mr_identity_from_json(&c->id, o, &e);
   json_decref(o);
-  if (mr_json_ran_out())
+  if (rc == MR_E_NOMEM || mr_json_ran_out())
     return MR_E_NOMEM;
   if (rc || c->id.rows > ROWS_MAX)
     return MR_E_DATA;

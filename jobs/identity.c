@@ -32,6 +32,11 @@ void mr_identity_make_id(mr_job_identity *id) {
   mr_hash_hex(all, (size_t)n, id->job_id);
 }
 
+/* jansson's unpack says the same when memory runs out. */
+static mr_code damaged(const char *what, mr_err *err) {
+  return mr_json_ran_out() ? nomem(err) : mr_err_set(err, MR_E_DATA, "%s", what);
+}
+
 static json_t *part_to_json(const mr_identity_part *p) {
   return json_pack("{s:i, s:i, s:I, s:I}", "index", p->index, "of", p->of, "job_rows",
                    (json_int_t)p->job_rows, "cut", (json_int_t)p->cut);
@@ -83,11 +88,10 @@ mr_code mr_identity_from_json(mr_job_identity *id, const json_t *o, mr_err *err)
       !take_hex(id->job_id, job) || !take_hex(id->input_digest, input) ||
       !take_hex(id->model_digest, model) || !take_hex(id->options_digest, options) ||
       strlen(numerics) >= sizeof id->numerics || rows < 0 || !json_is_object(opts))
-    return mr_err_set(err, MR_E_DATA,
-                      "the identity of the job in it is damaged or of another version");
+    return damaged("the identity of the job in it is damaged or of another version", err);
   id->rows = (uint64_t)rows;
   if (!take_part(id, json_object_get(o, "shard")))
-    return mr_err_set(err, MR_E_DATA, "the shard in the identity of the job is damaged");
+    return damaged("the shard in the identity of the job is damaged", err);
   memcpy(id->numerics, numerics, strlen(numerics) + 1);
   id->created = created;
   id->options = json_incref(opts);

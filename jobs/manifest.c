@@ -17,6 +17,11 @@ static mr_code nomem(mr_err *err) {
   return mr_err_set(err, MR_E_NOMEM, "out of memory");
 }
 
+/* jansson's unpack says the same when memory runs out. */
+static mr_code damaged(const char *what, mr_err *err) {
+  return mr_json_ran_out() ? nomem(err) : mr_err_set(err, MR_E_DATA, "%s", what);
+}
+
 static const char *last_part(const char *path) {
   const char *slash = strrchr(path, '/');
   return slash ? slash + 1 : path;
@@ -97,7 +102,7 @@ static mr_code take_file(mr_manifest *m, json_t *o, mr_err *err) {
   if (json_unpack(o, "{s:s, s:s, s:I, s:I}", "name", &name, "xxh3_128", &hex, "bytes", &bytes,
                   "lines", &lines) ||
       strlen(hex) != MR_HASH_HEX - 1 || bytes < 0 || lines < 0 || !*name || strchr(name, '/'))
-    return mr_err_set(err, MR_E_DATA, "the manifest's list of files is damaged");
+    return damaged("the manifest's list of files is damaged", err);
   return mr_manifest_add_file(m, name, hex, (uint64_t)bytes, (uint64_t)lines, err);
 }
 
@@ -116,7 +121,7 @@ static mr_code take_lists(mr_manifest *m, const json_t *o, mr_err *err) {
   for (int i = 0; i < MR_STREAMS && m->id.part.of; i++) {
     const json_t *s = json_object_get(o, list_names[i]);
     if (!json_is_string(s) || !list_is_good(json_string_value(s), m->id.part.job_rows, lines[i]))
-      return mr_err_set(err, MR_E_DATA, "the manifest's list of the shard's rows is damaged");
+      return damaged("the manifest's list of the shard's rows is damaged", err);
     m->row_list[i] = mr_mem_copy(json_string_value(s), json_string_length(s));
     if (!m->row_list[i])
       return nomem(err);
@@ -134,7 +139,7 @@ static mr_code from_json(mr_manifest *m, json_t *o, mr_err *err) {
                   "output_tokens", &output, "completion_order", &completion, "inputs", &inputs,
                   "files", &files) ||
       format != 1 || !json_is_array(files))
-    return mr_err_set(err, MR_E_DATA, "not a manifest of this version of millrace");
+    return damaged("not a manifest of this version of millrace", err);
   mr_code rc = mr_identity_from_json(&m->id, id, err);
   m->rows_ok = (uint64_t)ok;
   m->rows_failed = (uint64_t)failed;

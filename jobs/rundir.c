@@ -97,16 +97,12 @@ mr_code mr_paths_find(mr_paths *p, const char *typed, mr_err *err) {
   for (size_t i = 0; i < sizeof known / sizeof *known; i++)
     if (cut_suffix(base, known[i]) && i > 0)
       break;
-  for (size_t i = 0; !output && i < 3; i++) {
+  for (size_t i = 0; i < 3; i++) {
     output = join(base, formats[i]);
-    if (output && i < 2 && !mr_path_exists(output)) {
-      mr_mem_free(output);
-      output = NULL;
-    }
-  }
-  if (output && !mr_path_exists(output)) {
+    if (!output || mr_path_exists(output))
+      break;
     mr_mem_free(output);
-    output = join(base, formats[0]);
+    output = i < 2 ? NULL : join(base, formats[0]);
   }
   mr_code rc =
       output ? mr_paths_make(p, base, output, err) : mr_err_set(err, MR_E_NOMEM, "out of memory");
