@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
+#include "io/gguf.h"
 #include "io/json.h"
 #include "io/mem.h"
 #include "io/sys.h"
@@ -61,14 +62,31 @@ static mr_code look(mr_run *r, mr_err *err) {
   return rc;
 }
 
+static mr_code hash_model(mr_run *r, mr_err *err) {
+  mr_gguf *g;
+  mr_code rc = mr_gguf_open(&g, r->job.model, err);
+  if (rc)
+    return rc;
+  rc = mr_gguf_digest(g, r->id.model_digest, err);
+  mr_gguf_close(g);
+  return rc;
+}
+
 static mr_code identify(mr_run *r, mr_err *err) {
   const mr_job_identity *old = mr_commit_identity(r->commit);
   const mr_engine_info *e = &r->estimate;
   snprintf(r->id.numerics, sizeof r->id.numerics, "millrace %s, %s, %s, %s, kv %s", MR_VERSION,
            e->device, e->isa, e->scheme, e->kv_type);
   r->id.created = old ? old->created : r->job.created >= 0 ? r->job.created : mr_sys_now->wall_s();
-  mr_code rc = mr_hash_file(r->job.model, r->id.model_digest, NULL, err);
-  return rc ? rc : mr_identity_set_options(&r->id, mr_job_result_options(&r->job), err);
+  mr_code rc = hash_model(r, err);
+  json_t *options = rc ? NULL : mr_job_result_options(&r->job);
+  /* It stands in the results of rows that name no model. */
+  if (options &&
+      json_object_set_new(options, "model-name", json_string(mr_prompter_name(r->prompter)))) {
+    json_decref(options);
+    options = NULL;
+  }
+  return rc ? rc : mr_identity_set_options(&r->id, options, err);
 }
 
 /* A finished job whose inputs look as they did then: no need to read them. */

@@ -43,16 +43,36 @@ static mr_code read_sizes(mr_prompter *p, const mr_gguf *g, mr_err *err) {
   return MR_OK;
 }
 
-static bool read_name(mr_prompter *p, const mr_gguf *g, const char *path) {
-  mr_str name;
-  mr_err ignored = MR_ERR_INIT;
-  const char *slash = strrchr(path, '/');
-  if (!mr_gguf_str(g, "general.name", &name, &ignored) || !name.len ||
-      mr_utf8_valid(name.s, name.len) >= 0) {
-    name.s = slash ? slash + 1 : path;
-    name.len = strlen(name.s);
+/* What the number of a split model's part looks like: -00001-of-00003. */
+static bool is_part(const char *s) {
+  for (int i = 0; i < 15; i++) {
+    static const char form[] = "-00000-of-00000";
+    bool digit = s[i] >= '0' && s[i] <= '9';
+    if (form[i] == '0' ? !digit : s[i] != form[i])
+      return false;
   }
-  p->name = mr_mem_copy(name.s, name.len);
+  return true;
+}
+
+/* Bytes that are no UTF-8 become U+FFFD. */
+static bool read_name(mr_prompter *p, const char *path) {
+  const char *slash = strrchr(path, '/'), *s = slash ? slash + 1 : path;
+  size_t n = strlen(s);
+  mr_text name = {0};
+  if (n > 5 && !strcmp(s + n - 5, ".gguf"))
+    n -= 5;
+  if (n > 15 && is_part(s + n - 15))
+    n -= 15;
+  for (size_t at = 0; at < n;) {
+    uint32_t code;
+    at += (size_t)mr_utf8_next(s + at, n - at, &code);
+    mr_text_add_code(&name, code);
+  }
+  p->name = name.data;
+  if (name.failed || !name.data) {
+    mr_text_free(&name);
+    p->name = NULL;
+  }
   return p->name != NULL;
 }
 
@@ -116,7 +136,7 @@ static mr_code fill(mr_prompter *p, const mr_gguf *g, const char *path, mr_err *
     c = read_sizes(p, g, err);
   if (!c)
     c = read_templates(p, g, err);
-  if (!c && (!read_name(p, g, path) || !read_tokens(p, g)))
+  if (!c && (!read_name(p, path) || !read_tokens(p, g)))
     c = mr_err_set(err, MR_E_NOMEM, "out of memory");
   return c;
 }

@@ -40,7 +40,8 @@ const char *mr_prompter_template_source(const mr_prompter *p); /* NULL: none */
 const mr_template *mr_prompter_template(const mr_prompter *p, bool tools, mr_err *err);
 /* bos_token and the like as template variables: an object, borrowed. */
 const json_t *mr_prompter_variables(const mr_prompter *p);
-const char *mr_prompter_name(const mr_prompter *p); /* general.name, else the file's name */
+/* The model's file without its directory, .gguf and the number of a part. */
+const char *mr_prompter_name(const mr_prompter *p);
 
 /* Renders and tokenizes with exactly one BOS where the vocabulary adds one or the template writes
  * it. The messages are as templates read them: content a string (or null), arguments of tool calls

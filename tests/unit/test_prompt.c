@@ -134,6 +134,29 @@ static void texts_and_continuations(void **state) {
   mr_prompter_close(p);
 }
 
+static void names(void **state) {
+  (void)state;
+  static const char *const files[][2] = {{"a.b-Q4_1.gguf", "a.b-Q4_1"},
+                                         {"a-00001-of-00003.gguf", "a"},
+                                         {"a-0001-of-00003.gguf", "a-0001-of-00003"},
+                                         {"gguf", "gguf"},
+                                         {".gguf", ".gguf"},
+                                         {"-00001-of-00003.gguf", "-00001-of-00003"},
+                                         {"a\xff.bin", "a\xef\xbf\xbd.bin"}};
+  for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+    mr_err e = MR_ERR_INIT;
+    mr_prompter *p;
+    build b = {0};
+    build_str(&b, "general.architecture", "llama");
+    build_str(&b, "general.name", "another");
+    const char *path = build_named(&b, files[i][0]);
+    assert_int_equal(mr_prompter_open(&p, path, &e), MR_OK);
+    assert_string_equal(mr_prompter_name(p), files[i][1]);
+    mr_prompter_close(p);
+    build_remove(path);
+  }
+}
+
 static void what_a_model_lacks(void **state) {
   mr_prompter *p = small_model(NULL, 1, NULL), *broken = small_model("he{% if %}", 1, NULL);
   mr_ids ids = {0};
@@ -143,7 +166,7 @@ static void what_a_model_lacks(void **state) {
   assert_null(mr_prompter_template_source(p));
   assert_int_equal(mr_prompter_context(p), 128);
   assert_int_equal(mr_prompter_vocab_size(p), mr_vocab_size(mr_prompter_vocab(p)));
-  assert_string_equal(mr_prompter_name(p), "small");
+  assert_string_equal(mr_prompter_name(p), "model");
   mr_prompter_close(p);
   /* A template that does not parse fails chats alone. */
   assert_non_null(strstr(chat_ids(broken, "x", NULL, NULL), "unexpected"));
@@ -256,6 +279,7 @@ int main(void) {
       cmocka_unit_test(variables_of_a_template),
       cmocka_unit_test(the_template_for_tools),
       cmocka_unit_test(texts_and_continuations),
+      cmocka_unit_test(names),
       cmocka_unit_test(what_a_model_lacks),
       cmocka_unit_test(a_refusal_leaves_no_ids),
       cmocka_unit_test(chats_of_a_real_model),
