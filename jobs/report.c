@@ -174,8 +174,10 @@ static bool add_peaks(const mr_report *r, json_t *o) {
       run && r->peak_bytes > 0 ? real(r->stats.bytes / r->run_s / r->peak_bytes) : json_null();
   json_t *peaks = json_pack("{s:o, s:o, s:s}", "ops_per_s", real(r->peak_ops), "bytes_per_s",
                             real(r->peak_bytes), "basis", r->peak_basis);
-  return !json_object_set_new(o, "mfu", mfu) && !json_object_set_new(o, "mbu", mbu) &&
-         !json_object_set_new(o, "peaks", peaks);
+  int bad = json_object_set_new(o, "mfu", mfu); /* each takes its value, also when it fails */
+  bad |= json_object_set_new(o, "mbu", mbu);
+  bad |= json_object_set_new(o, "peaks", peaks);
+  return !bad;
 }
 
 static json_t *shared_json(const json_t *o) {
@@ -185,7 +187,7 @@ static json_t *shared_json(const json_t *o) {
 /* A path may hold any bytes; JSON only UTF-8. */
 static json_t *any_text(const char *s) {
   json_t *o = json_string(s ? s : "");
-  if (o)
+  if (o || !s)
     return o;
   mr_text t = {0};
   for (; *s; s++)
@@ -201,15 +203,16 @@ static bool add_identity(const mr_report *r, json_t *o) {
                             any_text(r->model_name), "digest", id->model_digest);
   json_t *digests = json_pack("{s:s, s:s, s:s}", "inputs", id->input_digest, "model",
                               id->model_digest, "options", id->options_digest);
-  return !json_object_set_new(o, "version", json_string(MR_VERSION)) &&
-         !json_object_set_new(o, "job_id", json_string(id->job_id)) &&
-         !json_object_set_new(o, "created", json_integer(id->created)) &&
-         !json_object_set_new(o, "output", any_text(r->output)) &&
-         !json_object_set_new(o, "model", model) &&
-         !json_object_set_new(o, "numerics", json_string(id->numerics)) &&
-         !json_object_set_new(o, "digests", digests) &&
-         !json_object_set_new(o, "options", shared_json(id->options)) &&
-         !json_object_set_new(o, "inputs", shared_json(r->inputs));
+  int bad = json_object_set_new(o, "version", json_string(MR_VERSION));
+  bad |= json_object_set_new(o, "job_id", json_string(id->job_id));
+  bad |= json_object_set_new(o, "created", json_integer(id->created));
+  bad |= json_object_set_new(o, "output", any_text(r->output));
+  bad |= json_object_set_new(o, "model", model);
+  bad |= json_object_set_new(o, "numerics", json_string(id->numerics));
+  bad |= json_object_set_new(o, "digests", digests);
+  bad |= json_object_set_new(o, "options", shared_json(id->options));
+  bad |= json_object_set_new(o, "inputs", shared_json(r->inputs));
+  return !bad;
 }
 
 json_t *mr_report_to_json(const mr_report *r) {
@@ -227,11 +230,10 @@ json_t *mr_report_to_json(const mr_report *r) {
       r->errors ? shared_json(r->errors) : json_object(), "timeline", timeline(&r->timeline));
   json_t *runs = json_pack("{s:o, s:o, s:o}", "earlier", count(r->earlier_runs), "earlier_seconds",
                            real(r->earlier_s), "rows_lost_and_redone", count(r->lost_rows));
-  if (!o || json_object_set_new(o, "runs", runs) ||
-      json_object_set_new(o, "results_bytes", count(r->results_bytes)) || !add_peaks(r, o) ||
-      !add_identity(r, o)) {
-    json_decref(o);
-    return NULL;
-  }
-  return o;
+  int bad = json_object_set_new(o, "runs", runs);
+  bad |= json_object_set_new(o, "results_bytes", count(r->results_bytes));
+  if (!bad && add_peaks(r, o) && add_identity(r, o))
+    return o;
+  json_decref(o);
+  return NULL;
 }

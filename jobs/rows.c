@@ -64,7 +64,7 @@ static bool warn(row *r, const char *fmt, ...) {
   if (!r->warnings)
     r->warnings = json_array();
   json_t *s = json_stringn(text, mr_utf8_whole(text, strlen(text)));
-  return (r->warnings && json_array_append_new(r->warnings, s) == 0) || no_memory(r);
+  return json_array_append_new(r->warnings, s) == 0 || no_memory(r); /* takes s, come what may */
 }
 
 /* ------------------------------------------------------------------ what the line is */
