@@ -32,8 +32,8 @@ static const char *const behaviors[] = {"Removed",        "Isolated",   "MergedW
 /* flags: the low bits are a behaviour */
 enum { BEHAVIOR = 7, INVERT = 8, PREFIX_SPACE = 16, FIRST_ONLY = 32, CUT = 64 };
 
-#define WORD_PATTERN                                                                               \
-  "[\\w\\x{200c}\\x{200d}]+|[^\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200c}\\x{200d}\\s]+"
+#define WORD_CHARS "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{200c}\\x{200d}"
+#define WORD_PATTERN "[" WORD_CHARS "]+|[^" WORD_CHARS "\\s]+"
 #define GPT2_PATTERN                                                                               \
   "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 

@@ -1,6 +1,6 @@
 /* prompt.h: what the runner needs to turn a row into token ids before any weight is loaded:
- * vocabulary, chat template and context length of one model: a GGUF file or a Hugging Face directory
- * (hf_dir.h).
+ * vocabulary, chat template and context length of one model: a GGUF file or a Hugging Face
+ * directory (hf_dir.h).
  *
  *     mr_prompter *p;  mr_prompter_open(&p, path, &err);       reads metadata only; immutable
  * afterwards mr_prompter_chat(p, &req, &ids, &err);   mr_prompter_text(p, text, len, &ids, &err);

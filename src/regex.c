@@ -11,8 +11,11 @@
 #define MATCH_LIMIT 100000000u /* steps of one match: far above any text that is not an attack */
 #define HEAP_LIMIT_KIB 262144u
 
-#define WORD "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}"
+#define WORD                                                                                       \
+  "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}" /* as it is there */
 #define HEX "0-9A-Fa-f"
+#define AT_EDGE "(?:(?<=[" WORD "])(?![" WORD "])|(?<![" WORD "])(?=[" WORD "]))"
+#define IN_OR_OUT "(?:(?<=[" WORD "])(?=[" WORD "])|(?<![" WORD "])(?![" WORD "]))"
 
 struct mr_regex {
   pcre2_general_context *memory;
@@ -126,6 +129,12 @@ static mr_code escape(translator *t) {
     break;
   case 'h':
     as = t->depth ? HEX : "[" HEX "]";
+    break;
+  case 'b':
+    as = t->depth ? "\\b" : AT_EDGE;
+    break;
+  case 'B':
+    as = t->depth ? "B" : IN_OR_OUT;
     break;
   case 'W':
     as = t->depth ? NULL : "[^" WORD "]";

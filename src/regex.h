@@ -6,12 +6,12 @@
  *     mr_regex_scratch_free(&m);  mr_regex_close(re);
  *
  * What the two read differently is rewritten: \s is the property White_Space (PCRE2 adds U+180E),
- * \w is letters, marks, decimal digits and connectors, \h a hexadecimal digit, \uXXXX a character,
- * names of scripts mean the script and not its extensions, ^ and $ match at lines, a class inside
- * of a class adds its members. What cannot be said in PCRE2 is refused by name: && and negated
- * classes inside of a class, \W and \H there, x{n,m}+, (?m), calls, callouts and verbs. Two
- * differences are left: \b looks at PCRE2's idea of a word character (no marks), and caseless
- * matching folds one character at a time. Matching has limits; a text that passes them is an error.
+ * \w is letters, marks, digits and connectors (\b goes by it), \h a hexadecimal digit,
+ * \uXXXX a character, names of scripts mean the script and not its extensions, ^ and $ match at
+ * lines, a class inside of a class adds its members. What cannot be said in PCRE2 is refused by
+ * name: && and negated classes inside of a class, \W and \H there, x{n,m}+, (?m), calls, callouts
+ * and verbs. One difference is left: caseless matching folds one character at a time. Matching has
+ * limits; a text that passes them is an error.
  */
 #ifndef MR_SRC_REGEX_H
 #define MR_SRC_REGEX_H
