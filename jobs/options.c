@@ -96,7 +96,7 @@ static const option options[] = {
     {"level", 0, K_INT, AT(zstd_level), 1, "N", RUN | MERGE,
      "compression level of the results (3)"},
     {"progress", 0, K_CHOICE, AT(progress), 0, "auto|none|line|bar|json", RUN,
-     "progress on standard error"},
+     "progress on standard error; none: not a word unless something is wrong"},
     {"metrics-file", 0, K_TEXT, AT(metrics_file), 0, "PATH", RUN,
      "write Prometheus metrics to this file"},
     {"json", 0, K_FLAG, AT(json), 0, NULL, JSON, "print JSON"},
