@@ -69,7 +69,7 @@ static const option options[] = {
      "plain rows come back with their prompt"},
     {"order", 0, K_CHOICE01, AT(completion_order), 0, "input|completion", RUN,
      "order of the results"},
-    {"tolerate", 0, K_TOLERATE, 0, 0, "N|P%", RUN, "exit 0 although so many rows failed"},
+    {"tolerate", 0, K_TOLERATE, 0, 0, "N|P%", RUN | MERGE, "exit 0 although so many rows failed"},
     {"until", 0, K_CLOCK, AT(until_min), 0, "HH:MM", RUN,
      "stop at this time of day, to be resumed"},
     {"time-limit", 0, K_DURATION, AT(time_limit_s), 0, "D", RUN,
@@ -632,6 +632,11 @@ mr_code mr_job_parse(mr_job *j, mr_command cmd, int argc, char **argv, mr_err *e
 }
 
 /* ------------------------------------------------------------------ what is made of them */
+
+int mr_job_status(const mr_job *j, uint64_t rows, uint64_t failed) {
+  double most = j->tolerate_percent ? j->tolerate * (double)rows : j->tolerate;
+  return failed > 0 && (double)failed > most ? 1 : 0;
+}
 
 void mr_job_engine_opts(const mr_job *j, mr_engine_opts *o) {
   *o = (mr_engine_opts){.model_path = j->model,

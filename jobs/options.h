@@ -89,6 +89,9 @@ void mr_job_free(mr_job *j);
 mr_code mr_job_parse(mr_job *j, mr_command cmd, int argc, char **argv, mr_err *err);
 void mr_job_help(mr_command cmd); /* to standard output */
 
+/* The exit status of a job that is done: 0, or 1 when more rows failed than --tolerate allows. */
+int mr_job_status(const mr_job *j, uint64_t rows, uint64_t failed);
+
 /* The engine's share of the options; strings are borrowed from j. */
 void mr_job_engine_opts(const mr_job *j, mr_engine_opts *opts);
 

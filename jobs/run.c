@@ -7,15 +7,9 @@
 #include "jobs/cmd.h"
 #include "jobs/signals.h"
 
-/* 0, or 1 when more rows failed than --tolerate allows. */
-static int status_of_rows(const mr_job *j, uint64_t rows, uint64_t failed) {
-  double most = j->tolerate_percent ? j->tolerate * (double)rows : j->tolerate;
-  return failed > 0 && (double)failed > most ? 1 : 0;
-}
-
 static int say_finished(const mr_run *r) {
   const mr_manifest *m = mr_commit_finished(r->commit);
-  int status = status_of_rows(&r->job, m->id.rows, m->rows_failed);
+  int status = mr_job_status(&r->job, m->id.rows, m->rows_failed);
   if (status || r->job.progress != MR_PROGRESS_NONE)
     fprintf(stderr,
             "millrace: nothing left to do: %s is finished, %llu rows, %llu of them failed\n",
@@ -62,7 +56,7 @@ static void say_figures(const mr_run *r) {
 
 /* --progress none: what went well needs no mail from cron. */
 static int say_done(mr_run *r) {
-  int status = status_of_rows(&r->job, r->report.rows, r->report.rows_failed);
+  int status = mr_job_status(&r->job, r->report.rows, r->report.rows_failed);
   mr_run_tick(r, "done");
   mr_progress_close(r->progress);
   r->progress = NULL;
