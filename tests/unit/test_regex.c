@@ -34,7 +34,8 @@ static const char *found(const char *pattern, const char *text) {
 
 static void read_as_oniguruma_does(void **state) {
   (void)state;
-  assert_string_equal(found("\\s", "a\xe1\xa0\x8e\xe2\x80\x80z"), "[\xe2\x80\x80]"); /* U+180E not */
+  assert_string_equal(found("\\s", "a\xe1\xa0\x8e\xe2\x80\x80z"), "[\xe2\x80\x80]"); /* U+180E not
+                                                                                      */
   assert_string_equal(found("[^\\S\n]+", "a \t\nb"), "[ \t]");
   assert_string_equal(found("\\w+", "a\xcc\x81_1\xc2\xb2 -b"), "[a\xcc\x81_1\xc2\xb2][b]");
   assert_string_equal(found("\\b", "ab c"), "[][][][]");
