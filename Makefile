@@ -97,9 +97,9 @@ check: ## test, with the unit tests on every instruction set and the second mode
 	@$(MAKE) --no-print-directory models
 	@tests/run.sh $(BUILD) unit isa cli tidy clang asan
 
-check-long: ## check, and the sanitizer builds of every suite, and valgrind (about an hour)
+check-long: ## check, and the sanitizer builds of every suite, valgrind, cron and Slurm if there (about an hour)
 	@$(MAKE) --no-print-directory check
-	@tests/run.sh $(BUILD) asan-all tsan valgrind
+	@tests/run.sh $(BUILD) asan-all tsan valgrind cron slurm
 
 unit cli tidy clang: ## one suite of the tests
 	@scripts/setup.sh test --quiet

@@ -4,7 +4,8 @@
 #   cli       golden command-line tests          tidy       style and layout of the sources
 #   clang     the whole tree builds with clang   asan       a bounded share of unit, address and UB sanitizers
 #   asan-all  all of unit, the same              tsan       the threaded ones, thread sanitizer
-#   valgrind  one small job under memcheck
+#   valgrind  one small job under memcheck       cron       a crontab line through a real cron daemon (root, a minute)
+#   slurm     an array on a single-node Slurm
 set -uo pipefail
 cd "$(dirname "$0")/.."
 build=$1
@@ -18,6 +19,18 @@ result() { # name rc: counts one plain check
     passed=$((passed + 1)); echo "ok   $1"
   else
     failed=$((failed + 1)); echo "FAIL $1"; tail -n 40 "$log"
+  fi
+}
+
+script() { # name command...: the same for a script that may say 77: it cannot be had here
+  local name=$1 rc
+  shift
+  "$@" >"$log" 2>&1
+  rc=$?
+  if [ $rc -eq 77 ]; then
+    skipped=$((skipped + 1)); echo "skip $name: $(tail -n 1 "$log")"
+  else
+    result "$name" $rc
   fi
 }
 
@@ -81,6 +94,8 @@ for suite in "$@"; do
     asan-all) sanitized asan $(all_tests) ;;
     tsan) sanitized tsan test_pool test_forward test_engine ;;
     valgrind) tests/valgrind.sh "$build/millrace" >"$log" 2>&1; result valgrind $? ;;
+    cron) script cron tests/cron.sh "$build/millrace" ;;
+    slurm) script slurm tests/slurm.sh "$build/millrace" ;;
     *) echo "unknown suite $suite" >&2; exit 64 ;;
   esac
 done
