@@ -1,4 +1,5 @@
-/* weights.h: the tensors of a model, whatever holds them: a GGUF file or a directory of safetensors.
+/* weights.h: the tensors of a model, whatever holds them: a GGUF file or a directory of
+ * safetensors.
  *
  *     mr_weights *w;
  *     mr_weights_open(&w, path, &err);            a directory, or a file

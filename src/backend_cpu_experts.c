@@ -161,7 +161,9 @@ static void pack_inner(void *ctx, int item, int worker) {
     int f = x->chosen[x->origin[s]] < g->n_experts ? g->d_expert : g->d_shared;
     mr_linear op = {.act = g->arch.act, .clamp = g->arch.swiglu_clamp ? clamp : NULL};
     mr_cpu_gate(j->c, line, x->inner[0] + at, x->inner[1] + at, f, &op);
-    j->gemm->pack_row(x->packed + (size_t)s * j->row_bytes, line, f);
+    size_t begin = (size_t)x->first[x->chosen[x->origin[s]]];
+    j->gemm->pack_row(
+        x->packed + begin * j->row_bytes + ((size_t)s - begin) * j->gemm->row_bytes(f), line, f);
   }
 }
 

@@ -18,8 +18,8 @@
 #include "kernels/kernels.h"
 
 #define MR_MAX_LAYERS 512
-#define MR_MAX_CHOSEN 32 /* experts of a token */
-#define MR_MAX_ROPE 512 /* rotated pairs of a head */
+#define MR_MAX_CHOSEN 32        /* experts of a token */
+#define MR_MAX_ROPE 512         /* rotated pairs of a head */
 #define MR_DEFAULT_CONTEXT 2048 /* tokens */
 
 typedef enum mr_norm { MR_NORM_RMS, MR_NORM_LAYER, MR_NORM_NONE } mr_norm;
@@ -39,26 +39,27 @@ typedef enum mr_qkv {
 } mr_qkv;
 
 typedef enum mr_scoring { /* of experts */
-  MR_SCORE_SOFTMAX,
-  MR_SCORE_SIGMOID,
-  MR_SCORE_SPARSEMIXER /* phimoe: softmax over the experts near the best, twice */
+                          MR_SCORE_SOFTMAX,
+                          MR_SCORE_SIGMOID,
+                          MR_SCORE_SPARSEMIXER /* phimoe: softmax over the experts near the best,
+                                                  twice */
 } mr_scoring;
 
 typedef struct mr_arch { /* one row of the table */
-  const char *name; /* general.architecture of GGUF files */
-  const char *hf;   /* model_type of config.json, several with spaces; NULL: GGUF only */
-  bool hf_only;     /* no GGUF file of this name is known */
+  const char *name;      /* general.architecture of GGUF files */
+  const char *hf;        /* model_type of config.json, several with spaces; NULL: GGUF only */
+  bool hf_only;          /* no GGUF file of this name is known */
   mr_norm norm;
   bool norm_bias;
-  bool norm_bare;  /* no weights */
-  bool hf_plus1;   /* the directory's norm weights are less by one */
+  bool norm_bare; /* no weights */
+  bool hf_plus1;  /* the directory's norm weights are less by one */
   mr_rope rope;
   bool hf_interleaved; /* directories: pairs (2i, 2i+1); GGUF files may have reordered rows */
   mr_act act;
-  bool act_fixed; /* config.json does not choose it */
+  bool act_fixed;    /* config.json does not choose it */
   bool xielu;        /* act with learned slopes, in place of act (apertus) */
   bool swiglu_clamp; /* (up + 1) * gate * sigmoid(alpha * gate), both clamped (gpt_oss) */
-  bool gated; /* MLP: act(gate) * up; else act(up) */
+  bool gated;        /* MLP: act(gate) * up; else act(up) */
   bool qkv_bias, out_bias, mlp_bias;
   bool qk_norm;       /* RMS norm of each head of q and k before rope */
   bool qk_norm_full;  /* ... over all heads at once */
@@ -80,13 +81,15 @@ typedef struct mr_arch { /* one row of the table */
   bool learned_positions; /* position_embd.weight added to the embeddings */
   int position_offset;    /* rows of it that come before position 0, in directories */
   bool alibi;
-  bool attn_unscaled;    /* q.k as it is */
-  int window_pattern;    /* 1: all layers windowed; n: every n-th is global; 0: none windowed */
-  bool nope_global;      /* no rope in layers without window, where there are windows */
-  int nope_interval;     /* every n-th layer has no rope, unless config.json says otherwise */
-  float partial;         /* share of a head that is rotated where config.json says none; 0: all */
-  float rope_base;       /* default where the file says none */
-  float rope_base_local; /* base of windowed layers; 0: the same */
+  bool sinks;         /* attention may leave tokens to a sink for each head (gpt_oss) */
+  bool attn_unscaled; /* q.k as it is */
+  int window_pattern; /* 1: all layers windowed; n: every n-th is global; 0: none windowed */
+  bool nope_global;   /* no rope in layers without window, where there are windows */
+  int nope_interval;  /* every n-th layer has no rope, unless config.json says otherwise */
+  float partial;      /* share of a head that is rotated where config.json says none; 0: all */
+  float rope_base;    /* default where the file says none */
+  const char *rope_default; /* JSON: taken where config.json has no parameters of rope at all */
+  float rope_base_local;    /* base of windowed layers; 0: the same */
   mr_scoring scoring;
   bool renorm;            /* weights of the chosen experts are made to sum to one */
   bool route_input;       /* ... and scale the experts' input, not their output (llama4) */
@@ -124,14 +127,14 @@ typedef struct mr_config {
   float residual_scale, logit_scale;       /* granite and others; 1: none */
   int n_experts, n_experts_used, d_expert; /* 0: dense */
   int d_shared;                            /* the expert that sees every token; 0: none */
-  int n_group, topk_group;                 /* experts are chosen from the best groups; 0: from all */
-  bool group_best;    /* a group is as good as its best expert; else the best two together */
-  float route_scale;  /* on the chosen experts' weights */
-  float route_jitter; /* sparsemixer: experts further from the best are left out */
-  int d_embed;        /* width of the embedding where it is projected (opt); 0: d_model */
-  bool alibi_scaled;  /* ALiBi is scaled as q.k is (falcon) */
-  float clip_qkv;     /* q, k and v are cut to +-clip; 0: not */
-  int chunk;          /* windowed layers see their chunk of so many positions; 0: none */
+  int n_group, topk_group; /* experts are chosen from the best groups; 0: from all */
+  bool group_best;         /* a group is as good as its best expert; else the best two together */
+  float route_scale;       /* on the chosen experts' weights */
+  float route_jitter;      /* sparsemixer: experts further from the best are left out */
+  int d_embed;             /* width of the embedding where it is projected (opt); 0: d_model */
+  bool alibi_scaled;       /* ALiBi is scaled as q.k is (falcon) */
+  float clip_qkv;          /* q, k and v are cut to +-clip; 0: not */
+  int chunk;               /* windowed layers see their chunk of so many positions; 0: none */
   float temper_scale, temper_floor; /* llama4: q of layers without rope grows with position */
   float act_alpha, act_limit;       /* swiglu_clamp */
   int q_lora, kv_lora, nope_dims;   /* MLA; q_lora 0: q is not low-rank */

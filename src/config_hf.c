@@ -19,6 +19,7 @@ typedef struct reader { /* the first error wins */
   mr_config *c;
   const json_t *j;
   const json_t *rope; /* parameters of rope, of layers without window; NULL: none */
+  json_t *own;        /* those of the row, where there are none; owned */
   const char *path;
   mr_err e;
 } reader;
@@ -101,8 +102,7 @@ static void read_sizes(reader *r) {
   whole(r, "intermediate_size_mlp intermediate_size n_inner ffn_hidden_size ffn_dim", 1, MAX_FF,
         &c->d_ff);
   c->eps = 1e-5f;
-  real(r,
-       "rms_norm_eps layer_norm_eps layer_norm_epsilon norm_epsilon norm_eps layernorm_epsilon",
+  real(r, "rms_norm_eps layer_norm_eps layer_norm_epsilon norm_epsilon norm_eps layernorm_epsilon",
        &c->eps);
   if (c->eps < 0)
     FAIL(r, "the norms' epsilon is below 0");
@@ -248,14 +248,18 @@ static void read_scaling(reader *r) {
     longrope(r);
   else if (*type && strcmp(type, "default") && strcmp(type, "dynamic"))
     /* dynamic: nothing changes up to max_position_embeddings, and the context ends there */
-    FAIL(r, "rope of type \"%.32s\" is not supported (default, linear, dynamic, yarn, longrope, "
-            "llama3)", type);
+    FAIL(r,
+         "rope of type \"%.32s\" is not supported (default, linear, dynamic, yarn, longrope, "
+         "llama3)",
+         type);
 }
 
 /* Parameters of rope: one set, or one for each kind of layer. */
 static void find_rope(reader *r) {
   mr_config *c = r->c;
   const json_t *p = get(r->j, "rope_parameters rope_scaling");
+  if (!p && c->arch.rope_default)
+    p = r->own = mr_json_load(c->arch.rope_default, strlen(c->arch.rope_default));
   const json_t *full = get(p, "full_attention"), *local = get(p, "sliding_attention");
   r->rope = full ? full : p;
   real(r, "rope_theta rotary_emb_base", &c->rope_base);
@@ -297,7 +301,8 @@ static void read_rope(reader *r) {
 
 static void layer_kinds(reader *r) {
   mr_config *c = r->c;
-  const json_t *types = get(r->j, "layer_types attention_layers"), *rope = get(r->j, "no_rope_layers");
+  const json_t *types = get(r->j, "layer_types attention_layers"),
+               *rope = get(r->j, "no_rope_layers");
   int pattern = c->arch.window_pattern, interval = c->arch.nope_interval, from = 0;
   whole(r, "sliding_window_pattern _sliding_window_pattern", 1, MR_MAX_LAYERS, &pattern);
   whole(r, "no_rope_layer_interval", 1, MR_MAX_LAYERS, &interval);
@@ -307,12 +312,12 @@ static void layer_kinds(reader *r) {
   bool windows = c->window > 0 || c->chunk > 0;
   for (int i = 0; i < c->n_layers && i < MR_MAX_LAYERS; i++) {
     const char *type = json_string_value(json_array_get(types, (size_t)i));
-    bool local = type ? strcmp(type, "full_attention") && strcmp(type, "global")
-                      : pattern == 1 ? i >= from : pattern > 1 && i % pattern != pattern - 1;
+    bool local = type           ? strcmp(type, "full_attention") && strcmp(type, "global")
+                 : pattern == 1 ? i >= from
+                                : pattern > 1 && i % pattern != pattern - 1;
     c->windowed[i] = windows && local;
-    c->no_rope[i] = json_array_size(rope) > 0
-                        ? !json_integer_value(json_array_get(rope, (size_t)i))
-                        : interval > 0 && (i + 1) % interval == 0;
+    c->no_rope[i] = json_array_size(rope) > 0 ? !json_integer_value(json_array_get(rope, (size_t)i))
+                                              : interval > 0 && (i + 1) % interval == 0;
     if (c->arch.nope_global && windows && !c->windowed[i])
       c->no_rope[i] = 1;
     if (type && !strstr(type, "attention") && strcmp(type, "global") && strcmp(type, "local"))
@@ -372,10 +377,14 @@ static void read_act(reader *r) {
   static const struct {
     const char *name;
     mr_act act;
-  } acts[] = {{"silu", MR_ACT_SILU},           {"swish", MR_ACT_SILU},
-              {"gelu", MR_ACT_GELU},           {"gelu_new", MR_ACT_GELU_TANH},
-              {"gelu_fast", MR_ACT_GELU_TANH}, {"gelu_pytorch_tanh", MR_ACT_GELU_TANH},
-              {"relu", MR_ACT_RELU},           {"relu2", MR_ACT_RELU2},
+  } acts[] = {{"silu", MR_ACT_SILU},
+              {"swish", MR_ACT_SILU},
+              {"gelu", MR_ACT_GELU},
+              {"gelu_new", MR_ACT_GELU_TANH},
+              {"gelu_fast", MR_ACT_GELU_TANH},
+              {"gelu_pytorch_tanh", MR_ACT_GELU_TANH},
+              {"relu", MR_ACT_RELU},
+              {"relu2", MR_ACT_RELU2},
               {"quick_gelu", MR_ACT_QUICK_GELU}};
   mr_config *c = r->c;
   const char *s = text(r->j, "hidden_activation hidden_act activation_function activation");
@@ -383,7 +392,8 @@ static void read_act(reader *r) {
   c->act_limit = 7;
   real(r, "swiglu_alpha", &c->act_alpha);
   real(r, "swiglu_limit", &c->act_limit);
-  if (c->arch.act_fixed || !*s || (!strcmp(c->arch.name, "gemma") && !get(r->j, "hidden_activation")))
+  if (c->arch.act_fixed || !*s ||
+      (!strcmp(c->arch.name, "gemma") && !get(r->j, "hidden_activation")))
     return;
   for (size_t i = 0; i < sizeof acts / sizeof *acts; i++)
     if (!strcmp(acts[i].name, s)) {
@@ -499,6 +509,7 @@ mr_code mr_config_from_dir(mr_config *c, const char *dir, mr_err *err) {
     read_experts(&r);
     read_quantization(&r);
   }
+  json_decref(r.own);
   json_decref(root);
   if (r.e.code && err && !err->code)
     *err = r.e;

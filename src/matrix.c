@@ -77,8 +77,8 @@ void mr_matrix_row(const mr_matrix *w, int64_t row, float *dst) {
   int64_t r = w->first + (w->group ? row / w->group * w->stride + row % w->group : row);
   if (w->columns)
     for (int i = 0; i < w->k; i++)
-      type->to_f32(dst + i, w->data + (uint64_t)i * w->row_bytes + (uint64_t)(r * type->block_bytes),
-                   1);
+      type->to_f32(dst + i,
+                   w->data + (uint64_t)i * w->row_bytes + (uint64_t)(r * type->block_bytes), 1);
   else if (!w->quant || w->quant->kind == MR_QUANT_SCALED)
     type->to_f32(dst, w->data + (uint64_t)r * w->row_bytes, w->k);
   if (w->quant)

@@ -33,9 +33,9 @@ typedef struct mr_matrix { /* y = W x (+ b) */
   int first, group, stride;
   bool columns;          /* stored transposed: row r is a column, row_bytes between its values */
   const mr_quant *quant; /* or NULL; owned by the model */
-  const float *bias; /* n floats, or NULL; owned by the model */
-  mr_scheme scheme;  /* of packed */
-  uint8_t *packed;   /* ceil(n / nr) panels; NULL until packed; owned by the model */
+  const float *bias;     /* n floats, or NULL; owned by the model */
+  mr_scheme scheme;      /* of packed */
+  uint8_t *packed;       /* ceil(n / nr) panels; NULL until packed; owned by the model */
 } mr_matrix;
 
 typedef struct mr_expert {
@@ -50,14 +50,14 @@ typedef struct mr_layer {
   const float *ffn_norm, *ffn_norm_b; /* [d_model] */
   mr_matrix gate, up, down; /* gate (absent if not gated), up [d_ff, d_model], down [d_model, d_ff]
                              */
-  const float *ffn_post_norm; /* [d_model] */
+  const float *ffn_post_norm;                /* [d_model] */
   const float *attn_sub_norm, *ffn_sub_norm; /* [n_heads*head_dim], [d_ff], or NULL */
   const float *sinks;                        /* [n_heads], or NULL */
-  float xielu[3], xielu_eps; /* of arch.xielu: slopes above and below 0, beta */
-  mr_matrix q_a;          /* MLA: [q_lora, d_model]; q then reads its normed output */
-  const float *q_a_norm;  /* [q_lora] */
-  const float *kv_a_norm; /* MLA: [kv_lora], of the first values of k */
-  mr_matrix router;       /* [n_experts, d_model]; n 0: a dense layer. Always packed exactly */
+  float xielu[3], xielu_eps;                 /* of arch.xielu: slopes above and below 0, beta */
+  mr_matrix q_a;            /* MLA: [q_lora, d_model]; q then reads its normed output */
+  const float *q_a_norm;    /* [q_lora] */
+  const float *kv_a_norm;   /* MLA: [kv_lora], of the first values of k */
+  mr_matrix router;         /* [n_experts, d_model]; n 0: a dense layer. Always packed exactly */
   const float *route_bias;  /* [n_experts] added to scores for the choice only, or NULL */
   const float *shared_gate; /* [d_model], or NULL */
   mr_expert *experts; /* n_experts, and the shared one where there is one; owned by the model */
@@ -67,16 +67,16 @@ typedef struct mr_model {
   mr_config c;
   mr_weights *weights; /* owned */
   const mr_gguf *gguf; /* of weights; NULL: a directory */
-  mr_matrix embed; /* [n_vocab, d_model]; rows are dequantized as they are needed */
-  mr_matrix head;  /* [n_vocab, d_model]; the embedding again where tied */
+  mr_matrix embed;     /* [n_vocab, d_model]; rows are dequantized as they are needed */
+  mr_matrix head;      /* [n_vocab, d_model]; the embedding again where tied */
   const float *out_norm, *out_norm_b;
   const float *embed_norm, *embed_norm_b; /* [d_model], or NULL */
-  const float *rope_freqs;    /* [rope_dims/2] factors, or NULL */
-  const float *position_embd; /* [context, d_model], or NULL */
-  mr_layer *layers;           /* n_layers */
-  uint64_t n_params;          /* weights in matrices and norms; a tied head counts once */
-  int n_unused;               /* tensors that this program does not know and did not read */
-  mr_str unused;              /* the name of the first of them; borrowed from gguf */
+  const float *rope_freqs;                /* [rope_dims/2] factors, or NULL */
+  const float *position_embd;             /* [context, d_model], or NULL */
+  mr_layer *layers;                       /* n_layers */
+  uint64_t n_params; /* weights in matrices and norms; a tied head counts once */
+  int n_unused;      /* tensors that this program does not know and did not read */
+  mr_str unused;     /* the name of the first of them; borrowed from gguf */
   uint64_t packed_bytes;
   /* every float vector above points into this */
   float **vectors;

@@ -206,8 +206,9 @@ static void attention(mr_loader *l, mr_layer *y) {
   }
   mr_load_matrix(l, &y->o, "attn_output", d, q, c->arch.out_bias);
   qk_norms(l, y, q, kv);
-  mr_load_vector(l, &y->sinks, "attn_sinks", l->m->weights->st ? "" : ".weight", 1, c->n_heads,
-                 false);
+  if (c->arch.sinks)
+    mr_load_vector(l, &y->sinks, "attn_sinks", l->m->weights->st ? "" : ".weight", 1, c->n_heads,
+                   true);
   if (c->arch.sub_norms)
     mr_load_vector(l, &y->attn_sub_norm, "attn_sub_norm", ".weight", 1, q, true);
 }
@@ -368,8 +369,8 @@ static bool holds(mr_str s, const char *what) {
 static bool matters(const mr_loader *l, mr_str name) {
   static const char *const known[] = {"token_embd_norm.", "position_embd.", "rope_factors_",
                                       "token_types."};
-  static const char *const tables[] = {".attn_rot_embd", "rotary_emb.", ".attn.bias",
-                                       ".masked_bias", ".attention.bias", "input_scale",
+  static const char *const tables[] = {".attn_rot_embd",   "rotary_emb.",     ".attn.bias",
+                                       ".masked_bias",     ".attention.bias", "input_scale",
                                        ".attn.causal_mask"};
   mr_str rest;
   for (size_t i = 0; i < sizeof known / sizeof *known; i++)
@@ -401,8 +402,7 @@ static void unused(mr_loader *l) {
 }
 
 static void vocabulary(mr_loader *l) {
-  const mr_gguf_kv *tokens =
-      l->m->gguf ? mr_gguf_find(l->m->gguf, "tokenizer.ggml.tokens") : NULL;
+  const mr_gguf_kv *tokens = l->m->gguf ? mr_gguf_find(l->m->gguf, "tokenizer.ggml.tokens") : NULL;
   if (tokens && tokens->type == MR_GGUF_ARRAY && tokens->count > (uint64_t)l->m->c.n_vocab)
     FAIL(l, MR_E_DATA, "the vocabulary has %llu tokens, but token_embd.weight only %d rows",
          (unsigned long long)tokens->count, l->m->c.n_vocab);

@@ -69,8 +69,8 @@ static bool fused_directory(mr_loader *l, mr_layer *y) {
   const mr_config *c = &l->m->c;
   bool columns = c->arch.experts_columns, turns = c->arch.experts_alternate;
   int d = c->d_model, f = c->d_expert;
-  const mr_gguf_tensor *up = columns ? fused(l, "ffn_gate_up_exps", d, 2 * f)
-                                     : fused(l, "ffn_gate_up_exps", 2 * f, d);
+  const mr_gguf_tensor *up =
+      columns ? fused(l, "ffn_gate_up_exps", d, 2 * f) : fused(l, "ffn_gate_up_exps", 2 * f, d);
   const mr_gguf_tensor *down =
       columns ? fused(l, "ffn_down_exps", f, d) : fused(l, "ffn_down_exps", d, f);
   if (!up || !down)
@@ -181,8 +181,8 @@ static void absorb_output(const mr_config *c, float *out, const mr_matrix *o, co
     mr_matrix_row(o, i, row);
     for (int h = 0; h < c->n_heads; h++) {
       const float *value =
-          kv_b + ((size_t)h * (size_t)(c->nope_dims + c->v_dims) + (size_t)c->nope_dims) *
-                     (size_t)latent;
+          kv_b +
+          ((size_t)h * (size_t)(c->nope_dims + c->v_dims) + (size_t)c->nope_dims) * (size_t)latent;
       for (int j = 0; j < c->v_dims; j++)
         add(out + (size_t)i * (size_t)width + (size_t)h * (size_t)c->head_dim,
             value + (size_t)j * (size_t)latent, row[h * c->v_dims + j], latent);

@@ -121,8 +121,8 @@ static const mr_gguf_tensor *try_name(const mr_names *n, int layer, const char *
   return mr_weights_find(n->w, name);
 }
 
-const mr_gguf_tensor *mr_names_find(const mr_names *n, int layer, const char *stem,
-                                    const char *ext, int item, char name[MR_NAME]) {
+const mr_gguf_tensor *mr_names_find(const mr_names *n, int layer, const char *stem, const char *ext,
+                                    int item, char name[MR_NAME]) {
   const char *names = stem;
   for (size_t i = 0; n->w->st && i < sizeof map / sizeof *map; i++)
     if (strcmp(map[i].stem, stem) == 0)

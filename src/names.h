@@ -23,8 +23,8 @@ void mr_names_open(mr_names *n, const mr_weights *w);
 /* layer -1: tensors of no layer. ext with its dot, or "". `name` gets the full name of the tensor,
  * or where there is none (NULL) of the first that was looked for. A stem may hold "%d": the expert
  * `item`. */
-const mr_gguf_tensor *mr_names_find(const mr_names *n, int layer, const char *stem,
-                                    const char *ext, int item, char name[MR_NAME]);
+const mr_gguf_tensor *mr_names_find(const mr_names *n, int layer, const char *stem, const char *ext,
+                                    int item, char name[MR_NAME]);
 
 /* The layer that a tensor's name belongs to, -1: none. *rest: what follows its number. */
 int mr_names_layer(const mr_names *n, mr_str name, mr_str *rest);
