@@ -9,6 +9,8 @@
 
 #define PREFILL_S 15 /* no new measurement begins later than this */
 #define ROUNDS 3     /* of each prompt; the shortest time counts */
+#define TAILS 8      /* rows that go on from a shared prompt, and */
+#define TAIL 44      /* their tokens: no whole number of blocks */
 #define LONG_STEPS 4 /* of the long one that are looked at */
 #define START_S 0.3  /* the rest of a run, as seen in reports on a small machine */
 #define READ_BYTES (64u << 20)
@@ -259,6 +261,36 @@ static mr_code decode_all(bench *b, mr_estimate *e, mr_err *err) {
   return rc;
 }
 
+/* Rows that go on from the long prompt: few tokens each, that see many keys. */
+static mr_code prefill_tails(bench *b, mr_rates *r, mr_err *err) {
+  int n = b->info->max_step_tokens / TAIL < TAILS ? b->info->max_step_tokens / TAIL : TAILS;
+  sample best = {0};
+  n = fitting(b, b->long_tokens, 2 * n) / 2;
+  mr_code rc = MR_OK;
+  r->tail_key = r->prefill_key;
+  for (int i = 0; i < ROUNDS && n > 0 && b->long_tokens >= 4 * TAIL && !rc && !late(b); i++) {
+    sample s = {0};
+    for (int k = 0; k < n && !rc; k++) {
+      for (int t = b->long_tokens - TAIL; t < b->long_tokens; t++)
+        b->ids[t] =
+            (int32_t)((uint32_t)(t + 1) * 977u + (uint32_t)(i * n + k) * 7919u) % b->info->n_vocab;
+      rc = admit(b, b->ids, b->long_tokens, 1, 0, err);
+    }
+    while (!rc && mr_engine_active(b->e)) {
+      sample part;
+      rc = step(b, &part, err);
+      s.tokens += part.tokens;
+      s.attn_s += part.attn_s;
+    }
+    s.keys = s.tokens * (b->long_tokens - TAIL / 2);
+    if (!rc && s.tokens < 2 * TAIL * n)
+      keep_least(&best, &s);
+  }
+  if (!rc && best.tokens > 0 && best.attn_s > r->prefill_token * best.tokens)
+    r->tail_key = (best.attn_s - r->prefill_token * best.tokens) / best.keys;
+  return rc;
+}
+
 static mr_code measure_steps(bench *b, mr_estimate *e, mr_err *err) {
   int step_tokens = b->info->max_step_tokens;
   int64_t most = (int64_t)(b->info->kv_tokens / 2);
@@ -272,6 +304,8 @@ static mr_code measure_steps(bench *b, mr_estimate *e, mr_err *err) {
   mr_code rc = prefill_long(b, &e->rates, err);
   if (!rc)
     rc = decode_all(b, e, err);
+  if (!rc)
+    rc = prefill_tails(b, &e->rates, err);
   for (int part = 4; part <= 16 && !rc; part *= 4)
     rc = prefill_short(b, &e->rates, b->long_tokens / part, err);
   mr_mem_free(b->ids);

@@ -66,7 +66,7 @@ static void admit(sim *s, mr_sim_next next, void *ctx) {
 }
 
 typedef struct step {
-  double prefill, decode, prefill_keys, decode_keys, own_keys, logits;
+  double prefill, decode, prefill_keys, tail_keys, decode_keys, own_keys, logits;
 } step;
 
 /* A token of each row that decodes. */
@@ -91,7 +91,7 @@ static void prefill(sim *s, step *t) {
     if (n <= 0)
       continue;
     t->prefill += n;
-    t->prefill_keys += n * (f->pos + (n + 1) / 2.0);
+    *(f->shared ? &t->tail_keys : &t->prefill_keys) += n * (f->pos + (n + 1) / 2.0);
     f->pos += n;
     f->prefill -= n;
     if (f->prefill)
@@ -116,7 +116,8 @@ static void count(const sim *s, const step *t, int batch, mr_sim *out) {
   const mr_rates *r = s->rates;
   double tokens = t->prefill + t->decode;
   double gemm = mr_rate_body(r, tokens) + r->head_share * mr_rate_body(r, t->logits);
-  double attn_p = r->prefill_token * t->prefill + r->prefill_key * t->prefill_keys;
+  double attn_p =
+      r->prefill_token * t->prefill + r->prefill_key * t->prefill_keys + r->tail_key * t->tail_keys;
   double attn_d = r->decode_token * t->decode + r->decode_key * t->decode_keys +
                   r->decode_own_key * t->own_keys;
   double other = r->logit * t->logits + r->step + r->token * tokens;

@@ -3,11 +3,12 @@
  * Rows come in the order of admission and run to their limit of output tokens. As the engine does,
  * a row is admitted when its keys and values have room and the batch has a place; a step takes a
  * token of each row that decodes, then prefill up to the limit of tokens. A step of T tokens, L
- * rows of logits, P prefill tokens that attend to KP keys in all, and D decode tokens that attend
- * to KD shared keys and to KO of their own, takes, in seconds,
+ * rows of logits, P prefill tokens that attend to KP keys in all (KT, where they are what is left
+ * of a prompt whose beginning is shared), and D decode tokens that attend to KD shared keys and to
+ * KO of their own, takes, in seconds,
  *
  *     body(T) + head_share * body(L) + logit * L + step + token * T
- *     + prefill_token * P + prefill_key * KP
+ *     + prefill_token * P + prefill_key * KP + tail_key * KT
  *     + decode_token * D + decode_key * KD + decode_own_key * KO
  *
  * where body is interpolated between measured points.
@@ -28,8 +29,8 @@ typedef struct mr_rate_point {
 typedef struct mr_rates {             /* seconds */
   mr_rate_point body[MR_RATE_POINTS]; /* matrix products of the layers; tokens ascending */
   int n_body;
-  double head_share;                 /* the output matrix's arithmetic over the layers' */
-  double prefill_token, prefill_key; /* attention */
+  double head_share;                           /* the output matrix's arithmetic over the layers' */
+  double prefill_token, prefill_key, tail_key; /* attention; tail: of rows that share a prefix */
   double decode_token, decode_key, decode_own_key; /* own: read from memory by one row only */
   double logit;                                    /* choosing a token */
   double step, token;                              /* all else */

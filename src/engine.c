@@ -54,12 +54,9 @@ static uint64_t packed_bytes(const mr_gemm_ops *g, const mr_matrix *w) {
 
 static uint64_t model_packed_bytes(const mr_gemm_ops *g, const mr_model *m) {
   uint64_t sum = packed_bytes(g, &m->head);
-  for (int i = 0; i < m->c.n_layers; i++) {
-    const mr_layer *l = &m->layers[i];
-    const mr_matrix *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
-    for (size_t j = 0; j < sizeof all / sizeof *all; j++)
-      sum += packed_bytes(g, all[j]);
-  }
+  for (int i = 0; i < m->c.n_layers; i++)
+    for (int j = 0; j < mr_layer_matrices(m, &m->layers[i]); j++)
+      sum += packed_bytes(g, mr_layer_matrix(&m->layers[i], j));
   return sum;
 }
 
@@ -108,7 +105,7 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
       .max_batch = o->max_batch > 0 ? o->max_batch : DEFAULT_BATCH,
       .threads = o->threads > 0 ? o->threads : mr_pool_cpus(),
       .n_params = m->n_params,
-      .weight_bytes = mr_gguf_bytes(m->gguf),
+      .weight_bytes = mr_weights_bytes(m->weights),
       .packed_bytes = model_packed_bytes(&k->gemm[scheme_of(o)], m),
       .kv_bytes_per_token = mr_kv_token_bytes(c, (mr_kv_type)type),
       .flops_per_prompt_token = mr_model_layer_flops(m),
@@ -208,7 +205,8 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
     rc = mr_kv_open(&e->kv, &e->model->c, (mr_kv_type)kv_type_of(o), pages, err);
   if (!rc)
     rc = mr_kvtier_open(&e->tier, e->kv, o->kv_policy, o->kv_disk, o->spill_dir, err);
-  if (!rc && !o->no_prefix_sharing)
+  bool one_rope = e->model->c.rope_scaling != MR_SCALING_LONGROPE; /* else keys differ by prompt */
+  if (!rc && !o->no_prefix_sharing && one_rope)
     rc = mr_prefix_open(&e->prefix, e->kv, err);
   if (rc)
     return rc;

@@ -32,6 +32,7 @@ static mr_code add_run(mr_engine *e, mr_flight *f, mr_sequence *s, const int32_t
     return mr_err_set(err, MR_E_INTERNAL, "no KV pages for %d tokens that were promised (%d free)",
                       n, mr_kv_free_pages(e->kv));
   f->step = e->step;
+  kv->long_rope = f->r.n_prompt > e->model->c.rope_original_context;
   e->runs[e->n_runs] = (mr_run){.seq = kv,
                                 .tokens = tokens,
                                 .n = n,

@@ -23,6 +23,7 @@ typedef struct mr_kv_seq { /* block table of one sequence; pages[i] holds positi
   const uint8_t **at;      /* address of each page, NULL where dropped; owned */
   int n_pages, cap_pages;
   int n_dropped; /* leading pages given back by drop */
+  int long_rope; /* 1: the prompt is longer than the original context (longrope) */
   int len;       /* tokens stored; a caller may lower it (drafts that were refused) */
 } mr_kv_seq;
 

@@ -63,6 +63,8 @@ static void sharing_and_scores(void **state) {
   const mr_rates r = {.token = 1};
   const mr_sim_row rows[] = {{90, 0, 1, false}, {90, 64, 1, false}, {90, 64, 10, true}};
   assert_true(simulated(&r, wide, rows, 3).other_s == 90 + 26 + 36);
+  const mr_rates tails = {.tail_key = 1, .prefill_key = 1000};
+  assert_true(fabs(simulated(&tails, wide, rows, 2).attn_s - (1000 * 90 * 91 / 2 + 26 * 77.5)) < 1);
   const mr_rates logits = {.logit = 1};
   assert_true(simulated(&logits, wide, rows, 3).other_s == 1 + 1 + 10);
 }
