@@ -2,6 +2,7 @@
 #include <getopt.h>
 #include <jansson.h>
 #include <string.h>
+#include <time.h>
 
 #include "io/mem.h"
 #include "io/sys.h"
@@ -47,6 +48,7 @@ typedef struct bench_opts {
 
 typedef struct phase { /* a measured part */
   double seconds, tokens, flops, bytes;
+  double cpu_s; /* of all threads: what other programs on the machine take does not count */
   double gemm_s, attn_s, sample_s;
 } phase;
 
@@ -79,12 +81,17 @@ static mr_code admit_all(mr_engine *e, const bench_opts *o, int n, int max_token
   return rc == MR_E_AGAIN ? mr_err_set(err, MR_E_INTERNAL, "bench: the batch has no room") : rc;
 }
 
+static double cpu_seconds(void) {
+  return (double)clock() / CLOCKS_PER_SEC;
+}
+
 static mr_code step(mr_engine *e, phase *p, mr_err *err) {
   mr_engine_stats a, b;
   mr_engine_stats_get(e, &a);
-  double start = mr_sys_seconds();
+  double start = mr_sys_seconds(), cpu = cpu_seconds();
   mr_code rc = mr_engine_step(e, err);
   p->seconds += mr_sys_seconds() - start;
+  p->cpu_s += cpu_seconds() - cpu;
   mr_engine_stats_get(e, &b);
   p->flops += b.flops - a.flops;
   p->bytes += b.bytes - a.bytes;
@@ -182,8 +189,8 @@ static double per(double a, double b) {
 }
 
 static void print_phase(const char *key, const phase *p, double peak) {
-  printf("%-20s %.1f  (%.2f of the GEMM rate", key, per(p->tokens, p->seconds),
-         per(per(p->flops, p->seconds), peak));
+  printf("%-20s %.1f  (%.1f a second of each CPU's time; %.2f of the GEMM rate", key,
+         per(p->tokens, p->seconds), per(p->tokens, p->cpu_s), per(per(p->flops, p->seconds), peak));
   printf("; time: GEMM %.0f %%, attention %.0f %%, sampling %.0f %%)\n",
          100 * per(p->gemm_s, p->seconds), 100 * per(p->attn_s, p->seconds),
          100 * per(p->sample_s, p->seconds));

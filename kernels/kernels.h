@@ -102,7 +102,8 @@ typedef enum mr_act {
 } mr_act;
 
 typedef struct mr_kernels {
-  const char *name; /* "ref", "avx2", "avx512" */
+  const char *name;   /* "ref", "avx2", "avx512" */
+  mr_kv_type kv_type; /* the 16-bit type that attention reads fastest */
 
   mr_gemm_ops gemm[MR_SCHEMES];
 
