@@ -1,4 +1,4 @@
-/* cmd_bench.c: `millrace bench kernels|machine|throughput`. */
+/* cmd_bench.c: `millrace bench kernels|machine|throughput|accuracy`. */
 #include <getopt.h>
 #include <jansson.h>
 #include <string.h>
@@ -21,10 +21,13 @@ static const char usage[] =
     "       millrace bench machine [--threads N] [--json]\n"
     "       millrace bench throughput -m MODEL [--prompt N] [--gen N] [--batch N] [--threads N]\n"
     "                                 [--compute fast|exact] [--json]\n"
+    "       millrace bench accuracy -m MODEL [--threads N] [--json] FILE...\n"
     "\n"
     "kernels     each kernel against its limit\n"
     "machine     the limits of this machine: memory bandwidth, GEMM rates in the cache\n"
     "throughput  tokens per second of the engine: separate random prompts, greedy, no end\n"
+    "accuracy    fast mode against exact on the text of files: divergence, first choices, "
+    "perplexity\n"
     "\n"
     "  -m, --model FILE      model file\n"
     "      --prompt N        tokens of each prompt (128)\n"
@@ -190,7 +193,8 @@ static double per(double a, double b) {
 
 static void print_phase(const char *key, const phase *p, double peak) {
   printf("%-20s %.1f  (%.1f a second of each CPU's time; %.2f of the GEMM rate", key,
-         per(p->tokens, p->seconds), per(p->tokens, p->cpu_s), per(per(p->flops, p->seconds), peak));
+         per(p->tokens, p->seconds), per(p->tokens, p->cpu_s),
+         per(per(p->flops, p->seconds), peak));
   printf("; time: GEMM %.0f %%, attention %.0f %%, sampling %.0f %%)\n",
          100 * per(p->gemm_s, p->seconds), 100 * per(p->attn_s, p->seconds),
          100 * per(p->sample_s, p->seconds));
@@ -316,14 +320,17 @@ static mr_code parse(bench_opts *o, int argc, char **argv, bool *help, mr_err *e
     else
       rc = parse_option(o, c, err);
   }
-  if (!rc && !*help && argc - optind != 1)
-    rc = mr_err_set(err, MR_E_USAGE, "bench: name one of kernels, machine, throughput");
+  bool files = argc > optind && !strcmp(argv[optind], "accuracy");
+  if (!rc && !*help && argc - optind != 1 && !(files && argc - optind > 1))
+    rc = mr_err_set(err, MR_E_USAGE,
+                    "bench: name one of kernels, machine, throughput, accuracy (with files)");
   if (!rc && (int64_t)o->batch * o->prompt > MAX_TOKENS)
     rc = mr_err_set(err, MR_E_USAGE, "bench: more than %d prompt tokens", MAX_TOKENS);
   return rc;
 }
 
-static mr_code dispatch(const bench_opts *o, const char *what, mr_err *err) {
+static mr_code dispatch(const bench_opts *o, char **args, int n, mr_err *err) {
+  const char *what = args[0];
   if (!mr_kernels_best())
     return mr_err_set(err, MR_E_UNAVAILABLE,
                       "MILLRACE_ISA names an instruction set that this CPU cannot run");
@@ -332,11 +339,16 @@ static mr_code dispatch(const bench_opts *o, const char *what, mr_err *err) {
                                      : MR_OK;
   if (!strcmp(what, "machine"))
     return machine(o, err);
-  if (strcmp(what, "throughput"))
-    return mr_err_set(err, MR_E_USAGE, "bench: %s is none of kernels, machine, throughput", what);
+  bool accuracy = !strcmp(what, "accuracy");
+  if (!accuracy && strcmp(what, "throughput"))
+    return mr_err_set(err, MR_E_USAGE,
+                      "bench: %s is none of kernels, machine, throughput, accuracy", what);
   if (!o->model)
-    return mr_err_set(err, MR_E_USAGE, "bench throughput: give a model with -m");
-  return throughput(o, err);
+    return mr_err_set(err, MR_E_USAGE, "bench %s: give a model with -m", what);
+  if (accuracy && n < 2)
+    return mr_err_set(err, MR_E_USAGE, "bench accuracy: name files of text");
+  return accuracy ? mr_bench_accuracy(o->model, o->threads, args + 1, n - 1, o->json, err)
+                  : throughput(o, err);
 }
 
 int mr_cmd_bench(int argc, char **argv) {
@@ -347,7 +359,7 @@ int mr_cmd_bench(int argc, char **argv) {
   if (!rc && help)
     return fputs(usage, stdout) == EOF ? MR_E_IO : 0;
   if (!rc)
-    rc = dispatch(&o, argv[optind], &err);
+    rc = dispatch(&o, argv + optind, argc - optind, &err);
   if (!rc && fflush(stdout))
     rc = mr_err_errno(&err, MR_E_IO, NULL, "cannot write to standard output");
   if (rc)

@@ -34,7 +34,7 @@ typedef struct mr_engine_opts {
   int max_batch;       /* sequences in flight; 0: chosen */
   int max_step_tokens; /* T; 0: chosen */
   uint64_t kv_memory;  /* bytes; 0: chosen (a share of free memory) */
-  int kv_type;         /* mr_kv_type, or -1: f32 in exact mode, f16 else */
+  int kv_type;         /* mr_kv_type, or -1: f32 in exact mode, else the 16-bit type of the kernels */
   int context;         /* 0: the model's; lower: caps it */
   bool no_prefix_sharing; /* compute every prompt by itself; the results are the same */
 } mr_engine_opts;

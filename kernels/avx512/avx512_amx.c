@@ -115,7 +115,7 @@ INLINE void prefetch_group(const uint8_t *p) {
 #define START(c, a, b)                                                                             \
   do {                                                                                             \
     TILE_ZERO(c);                                                                                  \
-    TILE_DOT_I8(c, a, b);                                                                            \
+    TILE_DOT_I8(c, a, b);                                                                          \
   } while (0)
 
 /* Stores the sums of group q, starts those of q + 2, and scales those of q - 1, stored before. The

@@ -33,12 +33,12 @@ typedef struct work {
   int dim;
   int plain; /* neither softcap nor slopes */
   /* in the caller's scratch */
-  uint16_t *q;           /* [tiles * ROWS, dim] bfloat16 */
-  float *out;            /* [tiles * ROWS, dim] */
-  float *sum;            /* [tiles * ROWS, 16] lane sums of p */
-  float *max, *shrink;   /* [tiles * ROWS] */
-  float *s[2];           /* [ROWS, 32] scores, of the tile in work and of the next */
-  uint16_t *p;           /* [ROWS, 32] bfloat16 */
+  uint16_t *q;         /* [tiles * ROWS, dim] bfloat16 */
+  float *out;          /* [tiles * ROWS, dim] */
+  float *sum;          /* [tiles * ROWS, 16] lane sums of p */
+  float *max, *shrink; /* [tiles * ROWS] */
+  float *s[2];         /* [ROWS, 32] scores, of the tile in work and of the next */
+  uint16_t *p;         /* [ROWS, 32] bfloat16 */
 } work;
 
 /* lo and hi as 32 bfloat16, rounded to nearest even */
@@ -105,8 +105,8 @@ static void shape_row(const work *w, float *s, int row, int base) {
 
 /* Lane r of the result: the largest of m[r]. Pairs of rows, then fours, then 128-bit lanes. */
 V_INLINE vf row_maxima(vf m[ROWS]) {
-  UNROLL for (int i = 0; i < 8; i++) m[i] = vmax(_mm512_unpacklo_ps(m[2 * i], m[2 * i + 1]),
-                                                 _mm512_unpackhi_ps(m[2 * i], m[2 * i + 1]));
+  UNROLL for (int i = 0; i < 8; i++) m[i] =
+      vmax(_mm512_unpacklo_ps(m[2 * i], m[2 * i + 1]), _mm512_unpackhi_ps(m[2 * i], m[2 * i + 1]));
   UNROLL for (int i = 0; i < 4; i++) {
     __m512d a = _mm512_castps_pd(m[2 * i]), b = _mm512_castps_pd(m[2 * i + 1]);
     m[i] = vmax(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
@@ -284,8 +284,8 @@ static void kv_store(uint8_t *k_part, uint8_t *v_part, const float *k, const flo
       memcpy(k_part + i * 64, &pairs[i], 4);
     __m512i h = to_bf16(vload(v + d), vload(v + d + 16));
     for (int j = 0; j < 2; j++) {
-      __m512i x = _mm512_cvtepu16_epi32(j ? _mm512_extracti64x4_epi64(h, 1)
-                                          : _mm512_castsi512_si256(h));
+      __m512i x =
+          _mm512_cvtepu16_epi32(j ? _mm512_extracti64x4_epi64(h, 1) : _mm512_castsi512_si256(h));
       x = _mm512_or_si512(x, _mm512_slli_epi32(x, 16));
       _mm512_mask_storeu_epi16(v_part + j * TILE_BYTES, odd, x);
     }
