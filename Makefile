@@ -89,17 +89,17 @@ test: ## all tests that CI runs; installs what they need
 	@scripts/setup.sh test --quiet
 	@$(MAKE) --no-print-directory -j$$(nproc) all test-programs
 	@$(MAKE) --no-print-directory model
-	@tests/run.sh $(BUILD) unit cli tidy clang asan
+	@tests/run.sh $(BUILD) unit cli stop kill tidy clang asan
 
 check: ## test, with the unit tests on every instruction set and the second model
 	@scripts/setup.sh test --quiet
 	@$(MAKE) --no-print-directory -j$$(nproc) all test-programs
 	@$(MAKE) --no-print-directory models
-	@tests/run.sh $(BUILD) unit isa cli tidy clang asan
+	@tests/run.sh $(BUILD) unit isa cli stop kill tidy clang asan
 
-check-long: ## check, and the sanitizer builds of every suite, and valgrind (about an hour)
+check-long: ## check, and the sanitizer builds of every suite, valgrind, cron and Slurm if there (about an hour)
 	@$(MAKE) --no-print-directory check
-	@tests/run.sh $(BUILD) asan-all tsan valgrind
+	@tests/run.sh $(BUILD) crash kill-long asan-all tsan valgrind cron slurm
 
 unit cli tidy clang: ## one suite of the tests
 	@scripts/setup.sh test --quiet

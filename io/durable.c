@@ -34,7 +34,8 @@ mr_code mr_durable_sync_dir(const char *dir, mr_err *err) {
   if (fd < 0)
     return mr_err_errno(err, MR_E_IO, dir, "cannot open the directory");
   mr_code rc = MR_OK;
-  /* EINVAL: a file system that cannot sync directories (some network and FUSE ones); there is no more to do. */
+  /* EINVAL: a file system that cannot sync directories (some network and FUSE ones); there is no
+   * more to do. */
   if (sync_with(mr_sys_now->fsync, fd) && errno != EINVAL)
     rc = mr_err_errno(err, MR_E_IO, dir, "cannot sync the directory");
   mr_sys_now->close(fd);
@@ -58,7 +59,8 @@ mr_code mr_durable_sync_parent(const char *path, mr_err *err) {
   return rc;
 }
 
-/* Also where it is there already: the run that made it may have been killed before it was synced. */
+/* Also where it is there already: the run that made it may have been killed before it was synced.
+ */
 mr_code mr_durable_mkdir(const char *path, mr_err *err) {
   struct stat st;
   if (mr_sys_now->mkdir(path, 0777) == 0)
@@ -125,7 +127,8 @@ static mr_code remove_entry(const char *path, int depth, mr_err *err) {
 
 static mr_code remove_at_depth(const char *path, int depth, mr_err *err) {
   if (depth == 0)
-    return mr_err_at(err, MR_E_IO, path, 0, -1, "folders are nested deeper than %d; not removed", TREE_DEPTH);
+    return mr_err_at(err, MR_E_IO, path, 0, -1, "folders are nested deeper than %d; not removed",
+                     TREE_DEPTH);
   DIR *d = opendir(path);
   if (!d)
     return errno == ENOENT ? MR_OK : mr_err_errno(err, MR_E_IO, path, "cannot open the directory");
@@ -136,7 +139,8 @@ static mr_code remove_at_depth(const char *path, int depth, mr_err *err) {
       continue;
     mr_text_clear(&name);
     mr_text_addf(&name, "%s/%s", path, e->d_name);
-    rc = name.failed ? mr_err_set(err, MR_E_NOMEM, "out of memory") : remove_entry(name.data, depth - 1, err);
+    rc = name.failed ? mr_err_set(err, MR_E_NOMEM, "out of memory")
+                     : remove_entry(name.data, depth - 1, err);
   }
   mr_text_free(&name);
   closedir(d);

@@ -11,14 +11,14 @@
 #include "io/mem.h"
 #include "io/sys.h"
 
-/* jansson allocates through io/mem.h. Its reader goes wrong when an allocation fails (its lexer drops
- * a byte, and then may look for a closing quote behind its buffer), so a failed allocation leaves the
- * reader at once, and what it has allocated until then is found in a list and freed. */
+/* jansson allocates through io/mem.h. Its reader goes wrong when an allocation fails (its lexer
+ * drops a byte, and then may look for a closing quote behind its buffer), so a failed allocation
+ * leaves the reader at once, and what it has allocated until then is found in a list and freed. */
 typedef struct block { /* in front of each allocation of jansson */
   struct block *next, *prev;
 } block;
 
-static _Thread_local jmp_buf *leave;  /* set while jansson reads */
+static _Thread_local jmp_buf *leave;   /* set while jansson reads */
 static _Thread_local block *of_reader; /* its blocks */
 static _Thread_local bool ran_out;
 

@@ -22,8 +22,8 @@
 /* jansson's json_dumps; freed with mr_mem_free. All of jansson's memory comes from io/mem.h, so
  * that its failures are tested too. */
 char *mr_json_dumps(const json_t *v, size_t flags);
-/* An object or array without the strictness of mr_json_parse: for texts that are our own. NULL: it is
- * none, or memory ran out. */
+/* An object or array without the strictness of mr_json_parse: for texts that are our own. NULL: it
+ * is none, or memory ran out. */
 json_t *mr_json_load(const char *s, size_t len);
 /* Whether an allocation of jansson failed in this thread since the last call. */
 bool mr_json_ran_out(void);

@@ -151,6 +151,7 @@ static mr_code open_engine(const bench_opts *o, const mr_prompter *p, mr_engine 
                        .compute = o->compute,
                        .threads = o->threads,
                        .max_batch = o->batch,
+                       .no_prefix_sharing = true,
                        .kv_type = -1};
   mr_code rc = mr_engine_estimate(&eo, &info, err);
   if (rc)

@@ -1,4 +1,6 @@
-/* `millrace merge -o OUT SHARD...`: 0, or 1 when rows of the job failed. */
+/* `millrace merge -o OUT SHARD...`: 0, or 1 when more rows of the job failed than --tolerate
+ * allows.
+ */
 #include <string.h>
 
 #include "io/json.h"
@@ -143,7 +145,7 @@ int mr_cmd_merge(int argc, char **argv) {
     mr_job_help(MR_CMD_MERGE);
   else if (!rc)
     rc = run(&g, &err);
-  int status = rc ? mr_err_exit(rc) : g.whole.rows_failed > 0;
+  int status = rc ? mr_err_exit(rc) : mr_job_status(&g.job, g.whole.id.rows, g.whole.rows_failed);
   if (rc)
     mr_err_print(&err, stderr);
   mr_report_free(&g.report);

@@ -12,13 +12,14 @@
 #include "jobs/estimate.h"
 #include "jobs/idset.h"
 #include "jobs/preflight.h"
+#include "jobs/schedule.h"
 #include "jobs/signals.h"
 
 #define BAD_SHOWN 20
 #define SHARED_BLOCK MR_KV_BLOCK
 #define SHARED_BLOCKS_MAX                                                                          \
-  (8u << 20) /* remembered: 128 MiB; later prompts share with these only   \
-                                      */
+  (8u << 20) /* remembered: 128 MiB; later prompts share with these only                           \
+              */
 
 typedef struct planned {
   mr_job job;
@@ -28,6 +29,7 @@ typedef struct planned {
   mr_preflight_stats stats;
   mr_plan *plan;
   mr_estimate estimate;
+  double seconds; /* predicted, preflight too */
   uint64_t shared_tokens;
   bool shared_is_least; /* there were more blocks than could be remembered */
 } planned;
@@ -73,19 +75,30 @@ static mr_code preflight(planned *p, mr_err *err) {
 
 /* ------------------------------------------------------------------ shared prefixes */
 
-/* Blocks of a prompt that an earlier prompt began with too. Each block's hash covers all before it,
+/* The rows in the order in which they will be admitted, with what each may share. */
+typedef struct walk {
+  planned *p;
+  mr_schedule *order;
+  mr_idset seen;
+  mr_code rc;
+  mr_err *err;
+} walk;
+
+/* Tokens in blocks that an earlier prompt began with too. Each block's hash covers all before it,
  * so equal hashes are equal beginnings. The last token is always computed: its logits are needed.
  */
-static mr_code count_prompt(planned *p, mr_idset *seen, const int32_t *ids, int n, mr_err *err) {
+static mr_code count_prompt(planned *p, mr_idset *seen, const int32_t *ids, int n, int *shared,
+                            mr_err *err) {
   struct {
     uint64_t before;
     int32_t ids[SHARED_BLOCK];
   } block = {0};
+  *shared = 0;
   for (int at = 0; at + SHARED_BLOCK < n; at += SHARED_BLOCK) {
     memcpy(block.ids, ids + at, sizeof block.ids);
     block.before = mr_hash_64(&block, sizeof block);
     bool known = mr_idset_has(seen, block.before);
-    p->shared_tokens += known ? SHARED_BLOCK : 0;
+    *shared += known ? SHARED_BLOCK : 0;
     if (known)
       continue;
     if (seen->n >= SHARED_BLOCKS_MAX) {
@@ -99,20 +112,52 @@ static mr_code count_prompt(planned *p, mr_idset *seen, const int32_t *ids, int 
   return MR_OK;
 }
 
-static mr_code count_shared(planned *p, mr_err *err) {
-  mr_idset seen = {0};
-  mr_code rc = MR_OK;
-  for (uint64_t i = 0; i < mr_plan_rows(p->plan) && rc == MR_OK; i++) {
-    if (mr_plan_entry_at(p->plan, i)->n_prompt <= SHARED_BLOCK)
-      continue;
+static mr_code read_row(walk *w, uint64_t row, mr_sim_row *out) {
+  const mr_plan_entry *e = mr_plan_entry_at(w->p->plan, row);
+  int shared = 0;
+  if (e->n_prompt > SHARED_BLOCK) {
     mr_plan_record rec;
-    if ((rc = mr_plan_read(p->plan, i, &rec, err)) != MR_OK)
-      break;
-    rc = count_prompt(p, &seen, rec.prompt, rec.e.n_prompt, err);
+    mr_code rc = mr_plan_read(w->p->plan, row, &rec, w->err);
+    if (rc != MR_OK)
+      return rc;
+    rc = count_prompt(w->p, &w->seen, rec.prompt, rec.e.n_prompt, &shared, w->err);
     mr_plan_record_free(&rec);
+    if (rc != MR_OK)
+      return rc;
   }
-  mr_idset_free(&seen);
-  return rc;
+  w->p->shared_tokens += (uint64_t)shared;
+  *out = (mr_sim_row){.n_prompt = e->n_prompt,
+                      .n_shared = w->p->job.no_prefix_sharing ? 0 : shared,
+                      .n_out = e->n_out,
+                      .score = e->kind == MR_ROW_SCORE};
+  return MR_OK;
+}
+
+static bool next_row(void *ctx, mr_sim_row *out) {
+  walk *w = ctx;
+  uint64_t row;
+  while (w->rc == MR_OK && mr_schedule_next(w->order, &row)) {
+    if (mr_plan_entry_at(w->p->plan, row)->kind == MR_ROW_BAD)
+      continue;
+    w->rc = read_row(w, row, out);
+    return w->rc == MR_OK;
+  }
+  return false;
+}
+
+static mr_code predict(planned *p, mr_err *err) {
+  walk w = {.p = p, .err = err};
+  mr_code rc = MR_OK;
+  if (mr_plan_rows(p->plan) > mr_plan_bad_rows(p->plan))
+    rc = mr_estimate_measure(&p->opts, &p->info, &p->estimate, err);
+  if (rc == MR_OK)
+    rc = mr_schedule_open(&w.order, p->plan, NULL, NULL, err);
+  if (rc == MR_OK)
+    rc = mr_estimate_run(&p->estimate, &p->info, next_row, &w, err);
+  mr_schedule_close(w.order);
+  mr_idset_free(&w.seen);
+  p->seconds = p->stats.seconds + p->estimate.seconds;
+  return rc == MR_OK ? w.rc : rc;
 }
 
 /* ------------------------------------------------------------------ bad rows */
@@ -182,16 +227,19 @@ static mr_code print_json(const planned *p, mr_err *err) {
   add_int(&t, "kv_memory_bytes", p->info.kv_memory);
   add_int(&t, "kv_tokens", p->info.kv_tokens);
   add_int(&t, "weight_bytes", p->info.packed_bytes);
-  add_int(&t, "batch", (uint64_t)p->estimate.batch);
+  add_int(&t, "batch", (uint64_t)(p->estimate.sim.batch + 0.5));
   add_int(&t, "step_tokens", (uint64_t)p->info.max_step_tokens);
   add_int(&t, "context", (uint64_t)p->info.context);
   add_int(&t, "threads", (uint64_t)p->info.threads);
   add_real(&t, "gemm_flops_per_s", p->estimate.gemm_flops_per_s);
   add_real(&t, "memory_bytes_per_s", p->estimate.memory_bytes_per_s);
   add_real(&t, "load_seconds", p->estimate.load_s);
-  add_real(&t, "prefill_seconds", p->estimate.prefill_s);
-  add_real(&t, "decode_seconds", p->estimate.decode_s);
-  add_real(&t, "predicted_seconds", p->estimate.seconds);
+  add_real(&t, "prefill_seconds", p->estimate.sim.prefill_s);
+  add_real(&t, "decode_seconds", p->estimate.sim.decode_s);
+  add_real(&t, "gemm_seconds", p->estimate.sim.gemm_s);
+  add_real(&t, "attention_seconds", p->estimate.sim.attn_s);
+  add_real(&t, "steps", p->estimate.sim.steps);
+  add_real(&t, "predicted_seconds", p->seconds);
   add_real(&t, "preflight_seconds", p->stats.seconds);
   mr_text_addf(&t, ",\"bound_by\":\"%s\",\"bad\":[", p->estimate.bound_by);
   mr_code rc = each_bad(p->plan, add_bad, &t, err);
@@ -204,12 +252,15 @@ static mr_code print_json(const planned *p, mr_err *err) {
   return rc;
 }
 
-static void print_time(const mr_estimate *e) {
+static void print_time(const planned *p) {
+  const mr_estimate *e = &p->estimate;
   printf("predicted         %.1f s: load %.1f s, prefill %.1f s, decode %.1f s, bound by %s\n",
-         e->seconds, e->load_s, e->prefill_s, e->decode_s, e->bound_by);
-  printf("                  from %.0f Gflop/s of this machine's GEMM and %.1f GB/s of its memory,\n"
-         "                  measured now, with each row running to its limit of output tokens\n",
-         e->gemm_flops_per_s / 1e9, e->memory_bytes_per_s / 1e9);
+         p->seconds, e->load_s, e->sim.prefill_s, e->sim.decode_s, e->bound_by);
+  printf(
+      "                  in %.0f steps: matrix products %.1f s (%.0f Gflop/s), attention %.1f s,\n"
+      "                  other %.1f s; measured now, with each row running to its limit of\n"
+      "                  output tokens\n",
+      e->sim.steps, e->sim.gemm_s, e->gemm_flops_per_s / 1e9, e->sim.attn_s, e->sim.other_s);
 }
 
 static mr_code print_text(const planned *p, mr_err *err) {
@@ -230,9 +281,9 @@ static mr_code print_text(const planned *p, mr_err *err) {
   printf("keys and values   %" PRIu64 " bytes a token (%s), %.0f MiB for %" PRIu64 " tokens\n",
          p->info.kv_bytes_per_token, p->info.kv_type, (double)p->info.kv_memory / mib,
          p->info.kv_tokens);
-  printf("batch             %.0f rows, steps of up to %d tokens, %d threads\n", p->estimate.batch,
-         p->info.max_step_tokens, p->info.threads);
-  print_time(&p->estimate);
+  printf("batch             %.0f rows, steps of up to %d tokens, %d threads\n",
+         p->estimate.sim.batch, p->info.max_step_tokens, p->info.threads);
+  print_time(p);
   return MR_OK;
 }
 
@@ -246,15 +297,11 @@ static mr_code plan_job(planned *p, mr_err *err) {
   if (rc == MR_OK)
     rc = preflight(p, err);
   if (rc == MR_OK)
-    rc = count_shared(p, err);
-  if (rc != MR_OK)
-    return rc;
-  const mr_workload w = {mr_plan_rows(p->plan) - mr_plan_bad_rows(p->plan),
-                         mr_plan_prompt_tokens(p->plan), mr_plan_output_tokens_max(p->plan)};
-  rc = mr_estimate_run(&p->info, &p->opts, &w, &p->estimate, err);
+    rc = predict(p, err);
   if (rc == MR_OK)
     rc = p->job.json ? print_json(p, err) : print_text(p, err);
-  if (rc == MR_OK && w.rows == 0 && mr_plan_rows(p->plan) > 0)
+  if (rc == MR_OK && mr_plan_rows(p->plan) > 0 &&
+      mr_plan_rows(p->plan) == mr_plan_bad_rows(p->plan))
     rc = mr_err_set(err, MR_E_DATA, "none of the rows is valid");
   return rc;
 }

@@ -92,6 +92,9 @@ static void print_words(const status *s, const char *name) {
     printf("  last stopped by %s; the same command resumes the job\n", s->stopped_by);
   if (s->id.options)
     printf("  job %s, %s\n", s->id.job_id, s->id.numerics);
+  if (s->id.part.of)
+    printf("  shard %d/%d of %s rows\n", s->id.part.index, s->id.part.of,
+           mr_progress_count(s->id.part.job_rows, a, sizeof a));
 }
 
 static mr_code print_json(const status *s, mr_err *err) {
@@ -102,6 +105,11 @@ static mr_code print_json(const status *s, mr_err *err) {
       (json_int_t)(s->rows - s->ok - s->failed), "prompt_tokens", (json_int_t)s->prompt_tokens,
       "output_tokens", (json_int_t)s->output_tokens, "job_id", s->id.job_id, "created",
       (json_int_t)s->id.created, "numerics", s->id.numerics, "stopped_by", s->stopped_by);
+  const mr_identity_part *p = &s->id.part;
+  if (o && p->of)
+    json_object_set_new(o, "shard",
+                        json_pack("{s:i, s:i, s:I}", "index", p->index, "of", p->of, "job_rows",
+                                  (json_int_t)p->job_rows));
   char *text = o ? mr_json_dumps(o, JSON_PRESERVE_ORDER) : NULL;
   if (text)
     puts(text);

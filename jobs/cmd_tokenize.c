@@ -7,6 +7,7 @@
 #include "io/lines.h"
 #include "io/sys.h"
 #include "jobs/cmd.h"
+#include "src/hf_dir.h"
 #include "src/tokenizer.h"
 
 #define CHUNK ((size_t)1 << 16)
@@ -14,9 +15,9 @@
 
 /* clang-format off */
 static const char tokenize_help[] =
-    "Usage: millrace model tokenize [OPTION]... FILE [TEXT]\n"
+    "Usage: millrace model tokenize [OPTION]... MODEL [TEXT]\n"
     "Prints the token ids of TEXT (without it: of standard input) with the vocabulary of\n"
-    "a model file, as a run would use them.\n"
+    "a model file or directory, as a run would use them.\n"
     "\n"
     "      --no-special     add no BOS or EOS\n"
     "      --parse-special  control tokens written in the text become tokens, else they are text\n"
@@ -30,9 +31,9 @@ static const char tokenize_help[] =
     "66 no such file.\n";
 
 static const char detokenize_help[] =
-    "Usage: millrace model detokenize [OPTION]... FILE [ID]...\n"
+    "Usage: millrace model detokenize [OPTION]... MODEL [ID]...\n"
     "Prints the text of token ids (without any: read from standard input) with the\n"
-    "vocabulary of a model file.\n"
+    "vocabulary of a model file or directory.\n"
     "\n"
     "      --control        write control tokens as text, else they are skipped\n"
     "      --jsonl          read lines {\"ids\"} and answer each with {\"text\"} or {\"error\"}\n"
@@ -104,7 +105,17 @@ static mr_code parse_options(int argc, char **argv, const struct option *known, 
 }
 
 static mr_code session_open(session *s, const char *path, mr_err *err) {
-  mr_code c = mr_gguf_open(&s->file, path, err);
+  mr_code c;
+  if (mr_hf_dir_is(path)) {
+    mr_hf_dir d;
+    c = mr_hf_dir_open(&d, path, err);
+    c = c ? c : mr_hf_dir_vocab(&d, &s->vocab, err);
+    mr_hf_dir_close(&d);
+    return c || s->vocab ? c
+                         : mr_err_at(err, MR_E_DATA, path, 0, -1,
+                                     "holds no vocabulary (there is no tokenizer.json)");
+  }
+  c = mr_gguf_open(&s->file, path, err);
   if (!c && !mr_vocab_present(s->file))
     c = mr_err_at(err, MR_E_DATA, path, 0, -1,
                   "holds no vocabulary (tokenizer.ggml.tokens is missing)");

@@ -200,10 +200,6 @@ static mr_code load_manifest(mr_commit *c, mr_err *err) {
   if (rc || !there)
     return rc;
   rc = mr_manifest_load(&c->manifest, path, err);
-  /* Before the state goes as litter: the run that named the manifest may have been killed before it
-   * synced the name. */
-  if (!rc)
-    rc = mr_durable_sync_parent(path, err);
   if (rc)
     return rc;
   for (int i = 0; i < MR_FINAL_REPORT_JSON; i++) {
@@ -231,6 +227,8 @@ mr_code mr_commit_open(mr_commit **out, const mr_paths *p, mr_err *err) {
   c->lock_fd = c->s[0].fd = c->s[1].fd = -1;
   bool was_there = true;
   mr_code rc = mr_path_look(p->run, &was_there, err);
+  /* The lock syncs the folder of the output: also the name of a manifest, should the run that gave
+   * it have been killed before it did. */
   if (!rc)
     rc = mr_rundir_lock(p, &c->lock_fd, err);
   if (!rc)

@@ -7,29 +7,22 @@
 #include "kernels/kernels.h"
 #include "kernels/pool.h"
 
-#define K 2048 /* the measured GEMM: [M, K] times [PANELS * nr, K], split by panels */
-#define M 64
-#define PANELS 64
-#define GEMM_S 0.2 /* length of the measurement */
+#define PREFILL_S 15 /* no new measurement begins later than this */
+#define ROUNDS 3     /* of each prompt; the shortest time counts */
+#define TAILS 8      /* rows that go on from a shared prompt, and */
+#define TAIL 44      /* their tokens: no whole number of blocks */
+#define LONG_STEPS 4 /* of the long one that are looked at */
+#define START_S 0.3  /* the rest of a run, as seen in reports on a small machine */
 #define READ_BYTES (64u << 20)
 #define READ_PIECES 64
 #define READ_ROUNDS 4
 
+/* ---------------------------------------------------------------- reading memory */
+
 typedef struct probe {
-  const mr_gemm_ops *ops;
-  uint8_t *x, *w;
-  float *values; /* nr * K */
-  float *y;
   const uint8_t *bytes;
   uint64_t sums[READ_PIECES];
 } probe;
-
-static void one_panel(void *ctx, int item, int worker) {
-  (void)worker;
-  const probe *p = ctx;
-  int n = PANELS * p->ops->nr;
-  p->ops->gemm(p->y, (size_t)n, p->x, M, p->w, item, item + 1, n, K, NULL, 0);
-}
 
 static void one_piece(void *ctx, int item, int worker) {
   (void)worker;
@@ -46,119 +39,342 @@ static void one_piece(void *ctx, int item, int worker) {
   p->sums[item] += sum[0] + sum[1] + sum[2] + sum[3];
 }
 
-static void pack_one(void *ctx, int item, int worker) {
-  (void)worker;
-  const probe *p = ctx;
-  p->ops->pack_panel(p->w + p->ops->panel_bytes(K) * (size_t)item, p->values, K, p->ops->nr, K);
-}
-
-/* Room for rows and panels, and some ordinary numbers to fill them with. False: out of memory. */
-static bool prepare(probe *p) {
-  size_t panel = p->ops->panel_bytes(K), row = p->ops->row_bytes(K);
-  int nr = p->ops->nr;
-  float *values = p->values = mr_mem_alloc((size_t)nr * K, sizeof *values);
-  p->x = mr_mem_pages(row * M);
-  p->w = mr_mem_pages(panel * PANELS);
-  p->y = mr_mem_pages(sizeof(float) * M * PANELS * (size_t)nr);
-  bool ok = values && p->x && p->w && p->y;
-  for (int i = 0; ok && i < nr * K; i++)
-    values[i] = (float)(i % 251 - 125) / 64;
-  for (int i = 0; ok && i < M; i++)
-    p->ops->pack_row(p->x + row * (size_t)i, values, K);
-  return ok;
-}
-
-static double pack_rate(probe *p, mr_pool *pool) {
-  mr_pool_run(pool, pack_one, p, PANELS); /* touches the pages */
-  double began = mr_sys_seconds();
-  mr_pool_run(pool, pack_one, p, PANELS);
-  return (double)p->ops->panel_bytes(K) * PANELS / (mr_sys_seconds() - began);
-}
-
-static double gemm_rate(probe *p, mr_pool *pool) {
-  double flops = 0, began, now;
-  mr_pool_run(pool, one_panel, p, PANELS); /* warm */
-  began = now = mr_sys_seconds();
-  while (now - began < GEMM_S) {
-    mr_pool_run(pool, one_panel, p, PANELS);
-    flops += 2.0 * M * K * PANELS * p->ops->nr;
-    now = mr_sys_seconds();
-  }
-  return flops / (now - began);
-}
-
-static double read_rate(probe *p, mr_pool *pool) {
-  mr_pool_run(pool, one_piece, p, READ_PIECES);
-  double began = mr_sys_seconds();
-  for (int i = 0; i < READ_ROUNDS; i++)
-    mr_pool_run(pool, one_piece, p, READ_PIECES);
-  return (double)READ_BYTES * READ_ROUNDS / (mr_sys_seconds() - began);
-}
-
-static mr_code measure(const mr_engine_opts *o, int threads, mr_estimate *out, mr_err *err) {
-  const mr_kernels *k = mr_kernels_best();
-  if (!k)
-    return mr_err_set(err, MR_E_UNAVAILABLE, "no kernels for this CPU (is MILLRACE_ISA right?)");
-  probe p = {.ops = &k->gemm[o->compute == MR_COMPUTE_EXACT ? MR_SCHEME_F32 : MR_SCHEME_I8]};
+static mr_code read_rate(int threads, double *rate, mr_err *err) {
   uint8_t *bytes = mr_mem_pages(READ_BYTES);
-  mr_pool *pool = mr_pool_new(threads, o->pin);
+  mr_pool *pool = mr_pool_new(threads, false);
   mr_code rc = MR_OK;
-  if (!bytes || !pool || !prepare(&p)) {
+  if (!bytes || !pool) {
     rc = mr_err_set(err, MR_E_NOMEM, "out of memory for the measurement");
   } else {
+    probe p = {.bytes = bytes};
     memset(bytes, 1, READ_BYTES); /* pages that were never written are all one page */
-    p.bytes = bytes;
-    out->pack_bytes_per_s = pack_rate(&p, pool); /* fills the panels for the GEMM */
-    out->gemm_flops_per_s = gemm_rate(&p, pool);
-    out->memory_bytes_per_s = read_rate(&p, pool);
+    mr_pool_run(pool, one_piece, &p, READ_PIECES);
+    double began = mr_sys_seconds();
+    for (int i = 0; i < READ_ROUNDS; i++)
+      mr_pool_run(pool, one_piece, &p, READ_PIECES);
+    *rate = (double)READ_BYTES * READ_ROUNDS / (mr_sys_seconds() - began);
   }
   if (pool)
     mr_pool_free(pool);
-  mr_mem_free(p.values);
-  mr_mem_free(p.x);
-  mr_mem_free(p.w);
-  mr_mem_free(p.y);
   mr_mem_free(bytes);
   return rc;
 }
 
-/* Rows in flight: the most that the limits allow, and which limit that is. */
-static void choose_batch(const mr_engine_info *info, const mr_workload *w, mr_estimate *e) {
-  double rows = w->rows > 0 ? (double)w->rows : 1;
-  double whole = ((double)w->prompt_tokens + (double)w->output_tokens) / rows + 1;
-  double by_kv = (double)info->kv_tokens / whole;
-  e->batch = info->max_batch;
-  e->bound_by = "memory-bandwidth";
-  if (by_kv < e->batch) {
-    e->batch = by_kv < 1 ? 1 : by_kv;
-    e->bound_by = "kv-memory";
-  }
-  if (rows < e->batch) {
-    e->batch = rows;
-    e->bound_by = "rows";
-  }
+/* ---------------------------------------------------------------- timed steps */
+
+typedef struct sample { /* one step */
+  double tokens, logits, keys, gemm_s, attn_s, sample_s, other_s;
+} sample;
+
+typedef struct bench {
+  mr_engine *e;
+  const mr_engine_info *info;
+  int32_t *ids; /* [long_tokens] a prompt */
+  int long_tokens;
+  double began_s;
+  sample last;
+} bench;
+
+static sample minus(const mr_engine_stats *b, const mr_engine_stats *a) {
+  return (sample){.tokens = (double)(b->batch_tokens_sum - a->batch_tokens_sum),
+                  .logits = (double)(b->logit_rows - a->logit_rows),
+                  .gemm_s = b->gemm_s - a->gemm_s,
+                  .attn_s = b->attn_s - a->attn_s,
+                  .sample_s = b->sample_s - a->sample_s,
+                  .other_s = b->other_s - a->other_s};
 }
 
-static void predict(const mr_engine_info *info, const mr_workload *w, mr_estimate *e) {
-  double rows = w->rows > 0 ? (double)w->rows : 1, out = (double)w->output_tokens;
-  double length = (double)w->prompt_tokens / rows + out / rows / 2; /* mean while a row decodes */
-  choose_batch(info, w, e);
-  double compute = e->batch * info->flops_per_output_token / e->gemm_flops_per_s;
-  double weights = (double)info->packed_bytes / e->memory_bytes_per_s;
-  double kv = e->batch * length * (double)info->kv_bytes_per_token / e->memory_bytes_per_s;
-  e->load_s = (double)info->packed_bytes / e->pack_bytes_per_s;
-  e->prefill_s = (double)w->prompt_tokens * info->flops_per_prompt_token / e->gemm_flops_per_s;
-  e->decode_s = out / e->batch * ((compute > weights ? compute : weights) + kv);
-  e->seconds = e->load_s + e->prefill_s + e->decode_s;
-  if (e->prefill_s > e->decode_s || (compute >= weights && compute >= kv))
-    e->bound_by = "compute";
+static mr_code step(bench *b, sample *s, mr_err *err) {
+  mr_engine_stats before, after;
+  mr_engine_stats_get(b->e, &before);
+  mr_code rc = mr_engine_step(b->e, err);
+  mr_engine_stats_get(b->e, &after);
+  *s = minus(&after, &before);
+  for (mr_result *r; (r = mr_engine_collect(b->e));)
+    mr_result_free(r);
+  return rc;
 }
 
-mr_code mr_estimate_run(const mr_engine_info *info, const mr_engine_opts *opts,
-                        const mr_workload *w, mr_estimate *out, mr_err *err) {
-  *out = (mr_estimate){0};
-  mr_code rc = measure(opts, info->threads, out, err);
-  if (rc == MR_OK)
-    predict(info, w, out);
+static mr_code admit(bench *b, const int32_t *ids, int n_prompt, int n, int max_tokens,
+                     mr_err *err) {
+  mr_request r = {.task = MR_TASK_GENERATE,
+                  .prompt = ids,
+                  .n_prompt = n_prompt,
+                  .sampling = mr_sampling_default};
+  r.sampling.temperature = 0;
+  r.sampling.ignore_eos = true;
+  r.sampling.max_tokens = max_tokens;
+  r.sampling.n = n;
+  mr_code rc = mr_engine_admit(b->e, &r, err);
+  return rc == MR_E_AGAIN ? mr_err_set(err, MR_E_INTERNAL, "the measurement has no room") : rc;
+}
+
+static bool late(const bench *b) {
+  return mr_sys_seconds() - b->began_s > PREFILL_S;
+}
+
+static void fresh(bench *b, int n, uint32_t salt) {
+  for (int i = 0; i < n; i++)
+    b->ids[i] = (int32_t)(((uint32_t)i * 2654435761u + salt * 40503u) >> 8) % b->info->n_vocab;
+}
+
+static void add_point(mr_rates *r, double tokens, double s) {
+  int at = r->n_body;
+  if (r->n_body == MR_RATE_POINTS)
+    return;
+  while (at > 0 && r->body[at - 1].tokens >= tokens)
+    at--;
+  if (at < r->n_body && r->body[at].tokens == tokens) {
+    r->body[at].s = s < r->body[at].s ? s : r->body[at].s;
+    return;
+  }
+  memmove(&r->body[at + 1], &r->body[at], (size_t)(r->n_body - at) * sizeof *r->body);
+  r->body[at] = (mr_rate_point){tokens, s};
+  r->n_body++;
+}
+
+/* A line through two measurements of attention: seconds a token and seconds a key. */
+static void line(const sample *a, const sample *b, double *token, double *key) {
+  double ka = a->keys / a->tokens, kb = b->keys / b->tokens; /* keys a token */
+  double sa = a->attn_s / a->tokens, sb = b->attn_s / b->tokens;
+  *key = kb > ka ? (sb - sa) / (kb - ka) : 0;
+  if (*key <= 0) /* too near to each other, or disturbed */
+    *key = ka > 0 ? sa / ka : 0;
+  *token = sa - *key * ka > 0 ? sa - *key * ka : 0;
+}
+
+/* The parts of a step that other work on the machine disturbed least. */
+static void keep_least(sample *best, const sample *s) {
+  if (best->tokens == 0) {
+    *best = *s;
+    return;
+  }
+  best->gemm_s = s->gemm_s < best->gemm_s ? s->gemm_s : best->gemm_s;
+  best->attn_s = s->attn_s < best->attn_s ? s->attn_s : best->attn_s;
+  best->sample_s = s->sample_s < best->sample_s ? s->sample_s : best->sample_s;
+  best->other_s = s->other_s < best->other_s ? s->other_s : best->other_s;
+}
+
+/* One long prompt; steps[i] for its i-th step. It stays in the tree, so that batches can go on from
+ * it. */
+static mr_code prefill_once(bench *b, sample *steps, mr_err *err) {
+  mr_code rc = admit(b, b->ids, b->long_tokens, 1, 0, err);
+  double pos = 0;
+  for (int i = 0; !rc && mr_engine_active(b->e); i++) {
+    sample s;
+    rc = step(b, &s, err);
+    s.keys = s.tokens * (pos + (s.tokens + 1) / 2);
+    pos += s.tokens;
+    if (!rc && i < LONG_STEPS && (steps[i].tokens == 0 || steps[i].tokens == s.tokens))
+      keep_least(&steps[i], &s);
+  }
+  return rc;
+}
+
+static mr_code prefill_long(bench *b, mr_rates *r, mr_err *err) {
+  sample steps[LONG_STEPS] = {{0}};
+  mr_code rc = MR_OK;
+  int last = 0;
+  for (int i = 0; i < ROUNDS && !rc && (i == 0 || !late(b)); i++) {
+    fresh(b, b->long_tokens, (uint32_t)i + 1);
+    rc = prefill_once(b, steps, err);
+  }
+  for (int i = 0; i < LONG_STEPS && !rc && steps[i].tokens > 0; i++) {
+    double head = 1 + (steps[i].logits > 0 ? r->head_share / steps[i].tokens : 0);
+    add_point(r, steps[i].tokens, steps[i].gemm_s / head);
+    last = i;
+  }
+  if (rc || steps[0].tokens < 1)
+    return rc;
+  line(&steps[0], &steps[last], &r->prefill_token, &r->prefill_key);
+  r->token = steps[0].other_s / steps[0].tokens;
+  return MR_OK;
+}
+
+static mr_code prefill_short(bench *b, mr_rates *r, int tokens, mr_err *err) {
+  mr_code rc = MR_OK;
+  for (int i = 0; i < ROUNDS && !rc && !late(b) && tokens > 1; i++) {
+    int32_t ids0 = b->ids[0];
+    sample s;
+    b->ids[0] = (ids0 + 1 + i + tokens) % b->info->n_vocab; /* shares nothing */
+    rc = admit(b, b->ids, tokens, 1, 0, err);
+    if (!rc)
+      rc = step(b, &s, err);
+    b->ids[0] = ids0;
+    /* the head's one row reads its weights once: as a batch of one does */
+    if (!rc)
+      add_point(r, s.tokens, s.gemm_s - r->head_share * mr_rate_body(r, s.logits));
+  }
+  return rc;
+}
+
+/* Steps in which n choices of a prompt decode; the least of a few in *best. */
+static mr_code decode(bench *b, int n_prompt, int n, sample *best, mr_err *err) {
+  *best = (sample){0};
+  mr_code rc = admit(b, b->ids, n_prompt, n, 5, err);
+  double keys = n_prompt;
+  while (!rc && mr_engine_active(b->e)) {
+    sample s;
+    rc = step(b, &s, err);
+    if (rc || s.tokens != n || s.logits != n)
+      continue; /* still the prompt */
+    s.keys = n * ++keys;
+    double sum = best->keys;
+    keep_least(best, &s);
+    best->keys = sum > 0 ? (sum + s.keys) / 2 : s.keys;
+  }
+  return rc;
+}
+
+/* Choices that a prompt of n_prompt tokens has pages for. */
+static int fitting(const bench *b, int n_prompt, int n) {
+  int64_t pages = (int64_t)(b->info->kv_tokens / MR_KV_BLOCK) - n_prompt / MR_KV_BLOCK - 1;
+  n = n < b->info->max_batch ? n : b->info->max_batch;
+  n = n < b->info->max_step_tokens ? n : b->info->max_step_tokens;
+  return pages < n ? (pages < 1 ? 1 : (int)pages) : n;
+}
+
+static mr_code decode_all(bench *b, mr_estimate *e, mr_err *err) {
+  mr_rates *r = &e->rates;
+  int most = b->info->max_batch, near = b->long_tokens / 4, far = b->long_tokens - 8;
+  const int sizes[] = {1, most / 32, most / 8, most / 2, most};
+  sample s = {0}, wide = {0};
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    int n = fitting(b, near, sizes[i]);
+    if (n < 1 || n == (int)s.tokens || (late(b) && i > 0))
+      continue;
+    mr_code rc = decode(b, near, n, &s, err);
+    if (rc)
+      return rc;
+    if (s.tokens < 1)
+      continue;
+    add_point(r, s.tokens, s.gemm_s / (1 + r->head_share));
+    r->logit = s.sample_s / s.logits;
+    if (i == 0)
+      r->step = s.other_s;
+    wide = n <= most / 8 || wide.tokens == 0 ? s : wide;
+  }
+  mr_code rc =
+      decode(b, far, (int)wide.tokens > 0 ? fitting(b, far, (int)wide.tokens) : 1, &s, err);
+  if (!rc && s.tokens > 0 && wide.tokens > 0)
+    line(&wide, &s, &r->decode_token, &r->decode_key);
+  return rc;
+}
+
+/* Rows that go on from the long prompt: few tokens each, that see many keys. */
+static mr_code prefill_tails(bench *b, mr_rates *r, mr_err *err) {
+  int n = b->info->max_step_tokens / TAIL < TAILS ? b->info->max_step_tokens / TAIL : TAILS;
+  sample best = {0};
+  n = fitting(b, b->long_tokens, 2 * n) / 2;
+  mr_code rc = MR_OK;
+  r->tail_key = r->prefill_key;
+  for (int i = 0; i < ROUNDS && n > 0 && b->long_tokens >= 4 * TAIL && !rc && !late(b); i++) {
+    sample s = {0};
+    for (int k = 0; k < n && !rc; k++) {
+      for (int t = b->long_tokens - TAIL; t < b->long_tokens; t++)
+        b->ids[t] =
+            (int32_t)((uint32_t)(t + 1) * 977u + (uint32_t)(i * n + k) * 7919u) % b->info->n_vocab;
+      rc = admit(b, b->ids, b->long_tokens, 1, 0, err);
+    }
+    while (!rc && mr_engine_active(b->e)) {
+      sample part;
+      rc = step(b, &part, err);
+      s.tokens += part.tokens;
+      s.attn_s += part.attn_s;
+    }
+    s.keys = s.tokens * (b->long_tokens - TAIL / 2);
+    if (!rc && s.tokens < 2 * TAIL * n)
+      keep_least(&best, &s);
+  }
+  if (!rc && best.tokens > 0 && best.attn_s > r->prefill_token * best.tokens)
+    r->tail_key = (best.attn_s - r->prefill_token * best.tokens) / best.keys;
+  return rc;
+}
+
+static mr_code measure_steps(bench *b, mr_estimate *e, mr_err *err) {
+  int step_tokens = b->info->max_step_tokens;
+  int64_t most = (int64_t)(b->info->kv_tokens / 2);
+  most = most < b->info->context / 2 ? most : b->info->context / 2;
+  b->long_tokens = most < 2 * step_tokens ? (int)most : 2 * step_tokens;
+  b->long_tokens = b->long_tokens < 16 ? 16 : b->long_tokens;
+  b->ids = mr_mem_alloc((size_t)b->long_tokens, sizeof *b->ids);
+  if (!b->ids)
+    return mr_err_set(err, MR_E_NOMEM, "out of memory for the measurement");
+  b->began_s = mr_sys_seconds();
+  mr_code rc = prefill_long(b, &e->rates, err);
+  if (!rc)
+    rc = decode_all(b, e, err);
+  if (!rc)
+    rc = prefill_tails(b, &e->rates, err);
+  for (int part = 4; part <= 16 && !rc; part *= 4)
+    rc = prefill_short(b, &e->rates, b->long_tokens / part, err);
+  mr_mem_free(b->ids);
+  return rc;
+}
+
+/* More tokens never take less time: what was disturbed is set right. */
+static void smooth(mr_rates *r) {
+  for (int i = r->n_body - 2; i >= 0; i--)
+    if (r->body[i].s > r->body[i + 1].s)
+      r->body[i].s = r->body[i + 1].s;
+}
+
+mr_code mr_estimate_measure(const mr_engine_opts *opts, mr_engine_info *info, mr_estimate *out,
+                            mr_err *err) {
+  mr_engine_opts o = *opts;
+  bench b = {.info = info};
+  *out = (mr_estimate){.start_s = START_S, .bound_by = "rows"};
+  o.kv_disk = 0;
+  o.kv_policy = MR_KV_FEWER;
+  o.no_prefix_sharing = false;
+  double t = mr_sys_seconds();
+  mr_code rc = mr_engine_open(&b.e, &o, NULL, err);
+  if (rc)
+    return rc;
+  out->load_s = mr_sys_seconds() - t;
+  *info = *mr_engine_describe(b.e);
+  out->rates.head_share = info->flops_per_output_token / info->flops_per_prompt_token - 1;
+  rc = measure_steps(&b, out, err);
+  mr_engine_close(b.e);
+  if (!rc)
+    rc = read_rate(info->threads, &out->memory_bytes_per_s, err);
+  if (rc)
+    return rc;
+  smooth(&out->rates);
+  double full = info->max_step_tokens, body = mr_rate_body(&out->rates, full);
+  out->gemm_flops_per_s = body > 0 ? full * info->flops_per_prompt_token / body : 0;
+  double key_s = (double)info->kv_bytes_per_token / out->memory_bytes_per_s;
+  double key = out->rates.decode_key;
+  out->rates.decode_own_key = key > key_s ? key : key_s;
+  return MR_OK;
+}
+
+/* ---------------------------------------------------------------- the job */
+
+/* What would have to be better for the job to be faster. */
+static const char *bound_by(const mr_estimate *e, const mr_engine_info *info) {
+  const mr_sim *s = &e->sim;
+  double steps_s = s->prefill_s + s->decode_s;
+  double knee = 0.5 * info->max_step_tokens; /* tokens with which the products are near their rate
+                                              */
+  bool small = s->decode_s > s->prefill_s && s->batch < knee && s->batch < info->max_batch / 2.0;
+  if (s->attn_s > s->gemm_s)
+    return "attention";
+  if (small && s->kv_full_s > 0.5 * steps_s)
+    return "kv-memory";
+  if (small)
+    return "rows";
+  return s->decode_s > s->prefill_s && s->batch < knee ? "memory-bandwidth" : "compute";
+}
+
+mr_code mr_estimate_run(mr_estimate *e, const mr_engine_info *info, mr_sim_next next, void *ctx,
+                        mr_err *err) {
+  const mr_limits limits = {.batch = info->max_batch,
+                            .step_tokens = info->max_step_tokens,
+                            .block = MR_KV_BLOCK,
+                            .kv_tokens = (double)info->kv_tokens};
+  mr_code rc = mr_simulate(&e->rates, &limits, next, ctx, &e->sim, err);
+  e->seconds = e->start_s + e->load_s + e->sim.prefill_s + e->sim.decode_s;
+  e->bound_by = bound_by(e, info);
   return rc;
 }

@@ -1,37 +1,37 @@
-/* estimate.h: how long a job will take, from a short measurement of this machine and the model's
- * arithmetic.
+/* estimate.h: how long a job will take: a short measurement of this machine with this model, and a
+ * simulation of the job's steps.
  *
- * Measured (about half a second): the rate of the GEMM kernel that the engine will use, on all its
- * threads, and the rates at which they read memory and pack weights. Predicted, with every row
- * running to its limit of output tokens:
- *     load    = packed weights / packing rate
- *     prefill = prompt tokens * flops of a prompt token / GEMM rate
- *     decode  = steps * (max(batch * flops of an output token / GEMM rate, weights / memory rate)
- *                        + keys and values of the batch / memory rate)
- * where steps = output tokens / batch. Attention in prefill, sampling and output are not counted.
- * The batch is the largest that the limits allow; what limits it, or the rate, is named.
+ *     mr_estimate_measure(&opts, &e, &err);          opens the engine and times some steps
+ *     mr_estimate_run(&e, &limits, next, ctx, &err); rows in order of admission
+ *
+ * Measured: opening the model; prefill of a few lengths, and decoding with a few batches at two
+ * lengths of context, each step's matrix products, attention and the rest apart; and the rate of
+ * reading memory, which bounds attention over keys and values that rows do not share. It takes a
+ * second or two with a small model, and at most about half a minute of steps with a large one.
  */
 #ifndef MR_JOBS_ESTIMATE_H
 #define MR_JOBS_ESTIMATE_H
 
-#include <stdint.h>
-
+#include "jobs/simulate.h"
 #include "src/engine.h"
 
-typedef struct mr_workload {
-  uint64_t rows;                         /* good ones */
-  uint64_t prompt_tokens, output_tokens; /* output: at most */
-} mr_workload;
-
 typedef struct mr_estimate {
-  double gemm_flops_per_s, memory_bytes_per_s, pack_bytes_per_s; /* measured */
-  double batch;                                /* rows in flight, a mean */
-  double load_s, prefill_s, decode_s, seconds;
-  const char *bound_by; /* "rows", "kv-memory": the batch; "compute", "memory-bandwidth" */
+  mr_rates rates;            /* measured */
+  double memory_bytes_per_s; /* measured */
+  double gemm_flops_per_s;   /* of the layers in a full step */
+  double load_s;             /* measured */
+  mr_sim sim;
+  double start_s;       /* what every run takes besides: state, model's digest, report */
+  double seconds;       /* all together but the preflight */
+  const char *bound_by; /* "compute", "memory-bandwidth", "attention"; "rows", "kv-memory": the
+                           batch is small for lack of them */
 } mr_estimate;
 
-/* MR_E_NOMEM, MR_E_UNAVAILABLE. */
-mr_code mr_estimate_run(const mr_engine_info *info, const mr_engine_opts *opts,
-                        const mr_workload *w, mr_estimate *out, mr_err *err);
+/* Fills info with what the engine says of itself. MR_E_NOMEM, MR_E_UNAVAILABLE and the errors of
+ * opening a model. */
+mr_code mr_estimate_measure(const mr_engine_opts *opts, mr_engine_info *info, mr_estimate *out,
+                            mr_err *err);
+mr_code mr_estimate_run(mr_estimate *e, const mr_engine_info *info, mr_sim_next next, void *ctx,
+                        mr_err *err);
 
 #endif

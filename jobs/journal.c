@@ -58,7 +58,8 @@ static mr_code next(cursor *c, uint32_t *type, size_t *len, bool *good, mr_err *
     return MR_OK;
   if (!mr_mem_grow((void **)&c->buf, &c->cap, (size_t)n + TAIL_BYTES, 1))
     return nomem(err);
-  if (mr_sys_pread_full(c->fd, c->buf, n + TAIL_BYTES, (off_t)(c->at + HEAD_BYTES)) != (ssize_t)(n + TAIL_BYTES))
+  if (mr_sys_pread_full(c->fd, c->buf, n + TAIL_BYTES, (off_t)(c->at + HEAD_BYTES)) !=
+      (ssize_t)(n + TAIL_BYTES))
     return mr_err_errno(err, MR_E_IO, c->path, "cannot read");
   uint32_t crc = mr_crc32c(mr_crc32c(c->crc, head, sizeof head), c->buf, n);
   if (crc != le32(c->buf + n))
@@ -95,7 +96,8 @@ static mr_code replay(cursor *c, mr_journal_visit visit, void *ctx, mr_err *err)
       break;
     }
     if (rc)
-      return mr_err_at(err, rc, c->path, 0, (int64_t)c->at, rc == MR_E_NOMEM ? "out of memory" : "cannot go on here");
+      return mr_err_at(err, rc, c->path, 0, (int64_t)c->at,
+                       rc == MR_E_NOMEM ? "out of memory" : "cannot go on here");
     c->at += HEAD_BYTES + len + TAIL_BYTES;
     records++;
   }
@@ -104,7 +106,8 @@ static mr_code replay(cursor *c, mr_journal_visit visit, void *ctx, mr_err *err)
   return MR_OK;
 }
 
-static mr_code scan(int fd, const char *path, mr_journal_visit visit, void *ctx, cursor *c, mr_err *err) {
+static mr_code scan(int fd, const char *path, mr_journal_visit visit, void *ctx, cursor *c,
+                    mr_err *err) {
   struct stat st;
   memset(c, 0, sizeof *c);
   c->fd = fd;
@@ -132,10 +135,12 @@ static mr_code wrap(mr_journal **out, int fd, const char *path, uint32_t crc, mr
 }
 
 /* head, payload and tail as one write: a crash tears it, but never interleaves it. */
-static mr_code encode(mr_text *t, uint32_t *crc, uint32_t type, const void *payload, size_t len, mr_err *err) {
+static mr_code encode(mr_text *t, uint32_t *crc, uint32_t type, const void *payload, size_t len,
+                      mr_err *err) {
   unsigned char head[HEAD_BYTES], tail[TAIL_BYTES];
   if (len > PAYLOAD_MAX)
-    return mr_err_set(err, MR_E_INTERNAL, "a journal record of %zu bytes; the limit is %u", len, PAYLOAD_MAX);
+    return mr_err_set(err, MR_E_INTERNAL, "a journal record of %zu bytes; the limit is %u", len,
+                      PAYLOAD_MAX);
   put_le32(head, (uint32_t)len);
   put_le32(head + 4, type);
   *crc = mr_crc32c(mr_crc32c(*crc, head, sizeof head), payload, len);
@@ -146,7 +151,8 @@ static mr_code encode(mr_text *t, uint32_t *crc, uint32_t type, const void *payl
   return t->failed ? nomem(err) : MR_OK;
 }
 
-mr_code mr_journal_create(mr_journal **out, const char *path, const void *header, size_t len, mr_err *err) {
+mr_code mr_journal_create(mr_journal **out, const char *path, const void *header, size_t len,
+                          mr_err *err) {
   mr_text t = {0};
   uint32_t crc = mr_crc32c(0, MAGIC, MAGIC_BYTES);
   mr_text_add(&t, MAGIC, MAGIC_BYTES);
@@ -165,7 +171,8 @@ mr_code mr_journal_create(mr_journal **out, const char *path, const void *header
   return rc;
 }
 
-mr_code mr_journal_open(mr_journal **out, const char *path, mr_journal_visit visit, void *ctx, mr_err *err) {
+mr_code mr_journal_open(mr_journal **out, const char *path, mr_journal_visit visit, void *ctx,
+                        mr_err *err) {
   cursor c;
   int fd = mr_sys_now->open(path, O_RDWR | O_APPEND, 0);
   if (fd < 0)
@@ -174,10 +181,10 @@ mr_code mr_journal_open(mr_journal **out, const char *path, mr_journal_visit vis
   if (!rc && c.at < c.size) { /* J2 */
     if (mr_sys_now->ftruncate(fd, (off_t)c.at))
       rc = mr_err_errno(err, MR_E_IO, path, "cannot cut the torn end");
-    else
-      rc = mr_durable_sync(fd, path, err);
   }
-  /* The run that made it may have been killed before its name was synced. */
+  /* A run may have been killed before it synced the last record, or the name of the journal. */
+  if (!rc)
+    rc = mr_durable_sync(fd, path, err);
   if (!rc)
     rc = mr_durable_sync_parent(path, err);
   if (!rc)
@@ -187,7 +194,8 @@ mr_code mr_journal_open(mr_journal **out, const char *path, mr_journal_visit vis
   return rc;
 }
 
-mr_code mr_journal_read(const char *path, mr_journal_visit visit, void *ctx, uint64_t *torn, mr_err *err) {
+mr_code mr_journal_read(const char *path, mr_journal_visit visit, void *ctx, uint64_t *torn,
+                        mr_err *err) {
   cursor c;
   int fd = mr_sys_now->open(path, O_RDONLY, 0);
   if (fd < 0)
@@ -199,9 +207,11 @@ mr_code mr_journal_read(const char *path, mr_journal_visit visit, void *ctx, uin
   return rc;
 }
 
-mr_code mr_journal_append(mr_journal *j, uint32_t type, const void *payload, size_t len, mr_err *err) {
+mr_code mr_journal_append(mr_journal *j, uint32_t type, const void *payload, size_t len,
+                          mr_err *err) {
   if (j->broken)
-    return mr_err_at(err, MR_E_IO, j->path, 0, -1, "an earlier write failed; run the job again to resume it");
+    return mr_err_at(err, MR_E_IO, j->path, 0, -1,
+                     "an earlier write failed; run the job again to resume it");
   mr_text t = {0};
   uint32_t crc = j->crc;
   mr_code rc = encode(&t, &crc, type, payload, len, err);

@@ -17,6 +17,7 @@ typedef enum kind {
   K_TEXT,     /* char *, owned */
   K_INT,      /* int, from min to INT_MAX */
   K_SIZE,     /* uint64_t bytes */
+  K_SIZE0,    /* 0 too */
   K_DURATION, /* double seconds */
   K_CLOCK,    /* int minutes of the day */
   K_SECONDS,  /* int64_t since 1970 */
@@ -68,7 +69,7 @@ static const option options[] = {
      "plain rows come back with their prompt"},
     {"order", 0, K_CHOICE01, AT(completion_order), 0, "input|completion", RUN,
      "order of the results"},
-    {"tolerate", 0, K_TOLERATE, 0, 0, "N|P%", RUN, "exit 0 although so many rows failed"},
+    {"tolerate", 0, K_TOLERATE, 0, 0, "N|P%", RUN | MERGE, "exit 0 although so many rows failed"},
     {"until", 0, K_CLOCK, AT(until_min), 0, "HH:MM", RUN,
      "stop at this time of day, to be resumed"},
     {"time-limit", 0, K_DURATION, AT(time_limit_s), 0, "D", RUN,
@@ -89,6 +90,12 @@ static const option options[] = {
      "tokens a step at most (chosen)"},
     {"context", 0, K_INT, AT(context), 1, "N", RUN, "caps the model's context, in tokens"},
     {"kv-memory", 0, K_SIZE, AT(kv_memory), 0, "SIZE", RUN, "memory for keys and values (chosen)"},
+    {"kv-disk", 0, K_SIZE0, AT(kv_disk), 0, "SIZE", RUN,
+     "disk for keys and values when memory runs out (0)"},
+    {"spill-dir", 0, K_TEXT, AT(spill_dir), 0, "DIR", RUN, "where that is (/var/tmp)"},
+    {"kv-policy", 0, K_CHOICE, AT(kv_policy), 0, "auto|fewer|spill|recompute", RUN,
+     "when memory for keys and values runs out: what costs least; fewer rows at once; to disk and "
+     "back; compute again"},
     {"kv-type", 0, K_CHOICE, AT(kv_type), 0, "f32|f16", RUN,
      "type of keys and values (f16, and f32 with --compute exact)"},
     {"prefix-sharing", 0, K_CHOICE01, AT(no_prefix_sharing), 0, "on|off", RUN,
@@ -96,7 +103,7 @@ static const option options[] = {
     {"level", 0, K_INT, AT(zstd_level), 1, "N", RUN | MERGE,
      "compression level of the results (3)"},
     {"progress", 0, K_CHOICE, AT(progress), 0, "auto|none|line|bar|json", RUN,
-     "progress on standard error"},
+     "progress on standard error; none: not a word unless something is wrong"},
     {"metrics-file", 0, K_TEXT, AT(metrics_file), 0, "PATH", RUN,
      "write Prometheus metrics to this file"},
     {"json", 0, K_FLAG, AT(json), 0, NULL, JSON, "print JSON"},
@@ -125,6 +132,7 @@ void mr_job_free(mr_job *j) {
   mr_mem_free(j->base);
   mr_mem_free(j->device);
   mr_mem_free(j->metrics_file);
+  mr_mem_free(j->spill_dir);
   json_decref(j->defaults);
   mr_job_init(j);
 }
@@ -195,6 +203,7 @@ static const char *wanted(const option *o) {
   case K_INT:
     return "a whole number from 1";
   case K_SIZE:
+  case K_SIZE0:
     return "a size such as 512MiB or 2GiB";
   case K_DURATION:
     return "a time such as 90s, 15m or 8h";
@@ -220,6 +229,8 @@ static bool set_scalar(mr_job *j, const option *o, const char *s) {
     return read_int(s, o->min, (int *)(void *)at);
   case K_SIZE:
     return mr_parse_size(s, (uint64_t *)(void *)at) && *(uint64_t *)(void *)at > 0;
+  case K_SIZE0:
+    return mr_parse_size(s, (uint64_t *)(void *)at);
   case K_DURATION:
     return mr_parse_duration(s, (double *)(void *)at) && *(double *)(void *)at > 0;
   case K_CLOCK:
@@ -622,6 +633,11 @@ mr_code mr_job_parse(mr_job *j, mr_command cmd, int argc, char **argv, mr_err *e
 
 /* ------------------------------------------------------------------ what is made of them */
 
+int mr_job_status(const mr_job *j, uint64_t rows, uint64_t failed) {
+  double most = j->tolerate_percent ? j->tolerate * (double)rows : j->tolerate;
+  return failed > 0 && (double)failed > most ? 1 : 0;
+}
+
 void mr_job_engine_opts(const mr_job *j, mr_engine_opts *o) {
   *o = (mr_engine_opts){.model_path = j->model,
                         .device = j->device,
@@ -631,6 +647,9 @@ void mr_job_engine_opts(const mr_job *j, mr_engine_opts *o) {
                         .max_batch = j->max_batch,
                         .max_step_tokens = j->max_step_tokens,
                         .kv_memory = j->kv_memory,
+                        .kv_disk = j->kv_disk,
+                        .spill_dir = j->spill_dir,
+                        .kv_policy = j->kv_policy,
                         .kv_type = j->kv_type,
                         .context = j->context,
                         .no_prefix_sharing = j->no_prefix_sharing};

@@ -51,6 +51,9 @@ typedef struct mr_job {
   int threads, max_batch, max_step_tokens, context;
   bool pin;
   uint64_t kv_memory;  /* bytes; 0: chosen */
+  uint64_t kv_disk;    /* bytes; 0: none */
+  char *spill_dir;     /* or NULL */
+  mr_kv_policy kv_policy;
   int kv_type;         /* mr_kv_type; -1: by the compute mode */
   bool no_prefix_sharing;
   int until_min;       /* minutes of the day; -1: none */
@@ -85,6 +88,9 @@ void mr_job_free(mr_job *j);
  * (no JOB.json). */
 mr_code mr_job_parse(mr_job *j, mr_command cmd, int argc, char **argv, mr_err *err);
 void mr_job_help(mr_command cmd); /* to standard output */
+
+/* The exit status of a job that is done: 0, or 1 when more rows failed than --tolerate allows. */
+int mr_job_status(const mr_job *j, uint64_t rows, uint64_t failed);
 
 /* The engine's share of the options; strings are borrowed from j. */
 void mr_job_engine_opts(const mr_job *j, mr_engine_opts *opts);

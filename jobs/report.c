@@ -150,6 +150,16 @@ static json_t *engine(const mr_report *r) {
                    real(per((double)r->stats.kv_pages_peak, (double)r->stats.kv_pages_total)));
 }
 
+/* What was done when memory for keys and values ran out. */
+static json_t *kv(const mr_report *r) {
+  const mr_engine_stats *s = &r->stats;
+  return json_pack("{s:s*, s:o, s:o, s:o, s:o, s:o, s:o}", "policy", r->info.kv_policy,
+                   "preemptions", count(s->preemptions), "recomputed_tokens",
+                   count(s->recomputed_tokens), "spill_bytes", count(s->kv_spill_bytes),
+                   "fetch_bytes", count(s->kv_fetch_bytes), "disk_failures", count(s->kv_failures),
+                   "stall_seconds", real(s->kv_stall_s));
+}
+
 static json_t *timeline(const mr_timeline *t) {
   json_t *at = json_array(), *rate = json_array(), *size = json_array();
   double s = 0;
@@ -231,6 +241,7 @@ json_t *mr_report_to_json(const mr_report *r) {
   json_t *runs = json_pack("{s:o, s:o, s:o}", "earlier", count(r->earlier_runs), "earlier_seconds",
                            real(r->earlier_s), "rows_lost_and_redone", count(r->lost_rows));
   int bad = json_object_set_new(o, "runs", runs);
+  bad |= json_object_set_new(o, "kv", kv(r));
   bad |= json_object_set_new(o, "results_bytes", count(r->results_bytes));
   if (!bad && add_peaks(r, o) && add_identity(r, o))
     return o;

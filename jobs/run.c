@@ -7,17 +7,14 @@
 #include "jobs/cmd.h"
 #include "jobs/signals.h"
 
-/* 0, or 1 when more rows failed than --tolerate allows. */
-static int status_of_rows(const mr_job *j, uint64_t rows, uint64_t failed) {
-  double most = j->tolerate_percent ? j->tolerate * (double)rows : j->tolerate;
-  return failed > 0 && (double)failed > most ? 1 : 0;
-}
-
 static int say_finished(const mr_run *r) {
   const mr_manifest *m = mr_commit_finished(r->commit);
-  fprintf(stderr, "millrace: nothing left to do: %s is finished, %llu rows, %llu of them failed\n",
-          r->job.output, (unsigned long long)m->id.rows, (unsigned long long)m->rows_failed);
-  return status_of_rows(&r->job, m->id.rows, m->rows_failed);
+  int status = mr_job_status(&r->job, m->id.rows, m->rows_failed);
+  if (status || r->job.progress != MR_PROGRESS_NONE)
+    fprintf(stderr,
+            "millrace: nothing left to do: %s is finished, %llu rows, %llu of them failed\n",
+            r->job.output, (unsigned long long)m->id.rows, (unsigned long long)m->rows_failed);
+  return status;
 }
 
 static mr_code say_stopped(mr_run *r, mr_err *err) {
@@ -40,13 +37,10 @@ static mr_code say_stopped(mr_run *r, mr_err *err) {
                     (unsigned long long)r->id.rows);
 }
 
-static int say_done(mr_run *r) {
+static void say_figures(const mr_run *r) {
   char rows[32], failed[32], prompt[32], output[32], took[32];
   const mr_report *p = &r->report;
   double s = p->run_s + p->commit_s;
-  mr_run_tick(r, "done");
-  mr_progress_close(r->progress);
-  r->progress = NULL;
   fprintf(stderr,
           "millrace: %s rows done, %s failed, in %s: %s prompt + %s output tokens, %.0f output "
           "tok/s; %s%s\n",
@@ -58,7 +52,17 @@ static int say_done(mr_run *r) {
           s > 0 ? (double)p->stats.output_tokens / s : 0,
           r->job.format == MR_OUT_STDOUT ? "results on " : "results in ",
           r->job.format == MR_OUT_STDOUT ? "standard output" : r->job.output);
-  return status_of_rows(&r->job, p->rows, p->rows_failed);
+}
+
+/* --progress none: what went well needs no mail from cron. */
+static int say_done(mr_run *r) {
+  int status = mr_job_status(&r->job, r->report.rows, r->report.rows_failed);
+  mr_run_tick(r, "done");
+  mr_progress_close(r->progress);
+  r->progress = NULL;
+  if (status || r->job.progress != MR_PROGRESS_NONE)
+    say_figures(r);
+  return status;
 }
 
 static mr_code run(mr_run *r, int *status, mr_err *err) {

@@ -5,10 +5,10 @@
 #include <sys/resource.h>
 #include <time.h>
 
-#include "io/gguf.h"
 #include "io/json.h"
 #include "io/mem.h"
 #include "io/sys.h"
+#include "io/weights.h"
 #include "jobs/inputs.h"
 #include "jobs/preflight.h"
 #include "jobs/signals.h"
@@ -63,12 +63,12 @@ static mr_code look(mr_run *r, mr_err *err) {
 }
 
 static mr_code hash_model(mr_run *r, mr_err *err) {
-  mr_gguf *g;
-  mr_code rc = mr_gguf_open(&g, r->job.model, err);
+  mr_weights *w;
+  mr_code rc = mr_weights_open(&w, r->job.model, err);
   if (rc)
     return rc;
-  rc = mr_gguf_digest(g, r->id.model_digest, err);
-  mr_gguf_close(g);
+  rc = mr_weights_digest(w, r->id.model_digest, err);
+  mr_weights_close(w);
   return rc;
 }
 

@@ -2,11 +2,10 @@
 
 #include "io/mem.h"
 #include "io/sys.h"
+#include "jobs/pace.h"
 #include "jobs/run.h"
 #include "jobs/schedule.h"
 #include "jobs/signals.h"
-
-#define DRAIN_SHARE 0.25 /* of a time limit, at most, for rows in flight to finish in */
 
 /* A row in the engine. Its record is needed again when its result comes. */
 typedef struct slot {
@@ -26,8 +25,9 @@ typedef struct loop {
   bool pending; /* slot `next` holds a row that the engine had no room for */
   size_t next;
   mr_text line;
-  double row_s; /* mean seconds from admission to result: how long a drain takes */
-  uint64_t row_n, flying;
+  bool closed; /* what is left would not finish before the deadline */
+  mr_pace pace;
+  uint64_t flying, prompt_tokens; /* rows in the engine; prompt tokens of all that were admitted */
 } loop;
 
 static mr_code nomem(mr_err *err) {
@@ -181,6 +181,7 @@ static mr_code admit_pending(loop *l, mr_err *err) {
   if (rc == MR_OK) {
     l->pending = false;
     l->flying++;
+    l->prompt_tokens += (uint64_t)l->slots[l->next].rec.e.n_prompt;
     return MR_OK;
   }
   if (rc == MR_E_DATA)
@@ -190,8 +191,19 @@ static mr_code admit_pending(loop *l, mr_err *err) {
                                        (unsigned long long)l->slots[l->next].rec.row, why.text);
 }
 
+/* Rows in flight at the deadline are computed for nothing: one that would be among them waits for
+ * the next run. */
+static bool would_be_cut(const loop *l, const mr_plan_entry *e) {
+  const mr_run *r = l->r;
+  const mr_engine_stats *s = &r->report.stats;
+  uint64_t computed = s->prompt_tokens_computed + s->prompt_tokens_shared;
+  uint64_t waiting = l->prompt_tokens > computed ? l->prompt_tokens - computed : 0;
+  double expect_s = mr_pace_expect_s(&l->pace, waiting + (uint64_t)e->n_prompt, e->n_out);
+  return r->deadline_s > 0 && mr_sys_seconds() + expect_s > r->deadline_s;
+}
+
 static mr_code admit_all(loop *l, mr_err *err) {
-  for (;;) {
+  while (!l->closed) {
     bool more = true;
     mr_code rc = l->pending ? MR_OK : next_row(l, &more, err);
     if (rc || !more)
@@ -200,12 +212,15 @@ static mr_code admit_all(loop *l, mr_err *err) {
       rc = commit_bad(l, &l->slots[l->next].rec, err);
       give_slot(l, l->next);
       l->pending = false;
+    } else if (would_be_cut(l, &l->slots[l->next].rec.e)) {
+      l->closed = true;
     } else {
       rc = admit_pending(l, err);
     }
     if (rc)
       return rc == MR_E_AGAIN ? MR_OK : rc;
   }
+  return MR_OK;
 }
 
 /* ---- steps */
@@ -219,7 +234,7 @@ static mr_code collect_all(loop *l, mr_err *err) {
       rc = mr_err_set(err, MR_E_INTERNAL, "the engine returned a row that is not in it");
     } else {
       rc = commit_result(l, &l->slots[at], res, err);
-      l->row_s += (res->done_s - res->admitted_s - l->row_s) / (double)++l->row_n;
+      mr_pace_row(&l->pace, res, l->slots[at].rec.e.n_out);
       l->r->now.work_done += l->slots[at].work;
       l->flying--;
       give_slot(l, at);
@@ -232,7 +247,7 @@ static mr_code collect_all(loop *l, mr_err *err) {
 static mr_code one_step(loop *l, mr_err *err) {
   mr_run *r = l->r;
   mr_engine_stats *s = &r->report.stats;
-  uint64_t tokens = s->output_tokens;
+  uint64_t tokens = s->output_tokens, prompt_tokens = s->prompt_tokens_computed;
   double t = mr_sys_seconds(), commit_s = r->report.commit_s;
   int batch = (int)l->flying;
   mr_code rc = mr_engine_step(l->engine, err);
@@ -247,6 +262,8 @@ static mr_code one_step(loop *l, mr_err *err) {
   double took = mr_sys_seconds() - t;
   r->report.run_s += took - (r->report.commit_s - commit_s);
   mr_report_sample(&r->report, took, (double)(s->output_tokens - tokens), batch);
+  mr_pace_step(&l->pace, s->output_tokens - tokens + s->prompt_tokens_computed - prompt_tokens,
+               took);
   r->now.prompt_tokens = s->prompt_tokens_computed;
   r->now.output_tokens = s->output_tokens;
   r->now.batch = (int)l->flying;
@@ -254,17 +271,12 @@ static mr_code one_step(loop *l, mr_err *err) {
   return rc;
 }
 
-/* Whether to admit, and whether to go on at all: a signal or the deadline ends the run after this
- * step; some time before the deadline (what a row takes on average) no more rows are admitted, so
- * that few are cut off. */
-static bool may_go_on(loop *l, bool *admit) {
+/* A signal or the deadline ends the run after the present step. */
+static bool may_go_on(const loop *l) {
   mr_run *r = l->r;
-  double left = r->deadline_s > 0 ? r->deadline_s - mr_sys_seconds() : 1e18;
-  double drain = l->row_s, most = DRAIN_SHARE * (r->deadline_s - r->start_s);
-  *admit = left > (drain < most ? drain : most);
   if (mr_signals_stop())
     r->stopped = "a signal";
-  else if (left <= 0)
+  else if (r->deadline_s > 0 && mr_sys_seconds() >= r->deadline_s)
     r->stopped = r->job.time_limit_s > 0 && r->deadline_s == r->start_s + r->job.time_limit_s
                      ? "the time limit"
                      : "--until";
@@ -272,20 +284,17 @@ static bool may_go_on(loop *l, bool *admit) {
 }
 
 static mr_code run_engine(loop *l, mr_err *err) {
-  bool admit;
-  while (may_go_on(l, &admit)) {
+  while (may_go_on(l)) {
     double t = mr_sys_seconds(), commit_s = l->r->report.commit_s;
-    mr_code rc = admit ? admit_all(l, err) : MR_OK;
+    mr_code rc = admit_all(l, err);
     l->r->report.run_s += mr_sys_seconds() - t - (l->r->report.commit_s - commit_s);
     if (rc)
       return rc;
-    if (l->flying == 0 && l->pending && admit)
+    if (l->flying == 0 && l->pending && !l->closed)
       return mr_err_set(err, MR_E_INTERNAL, "the engine is empty and has no room for row %llu",
                         (unsigned long long)l->slots[l->next].rec.row);
-    if (l->flying == 0 && admit)
-      return MR_OK;
-    if (l->flying == 0) { /* drained before the deadline */
-      l->r->stopped = "the deadline";
+    if (l->flying == 0) {
+      l->r->stopped = l->closed ? "the deadline" : NULL;
       return MR_OK;
     }
     rc = one_step(l, err);
@@ -312,9 +321,8 @@ static mr_code bad_rows(loop *l, bool *more, mr_err *err) {
 
 static mr_code load_and_run(loop *l, mr_err *err) {
   mr_run *r = l->r;
-  bool ignored;
   mr_run_tick(r, "load");
-  if (!may_go_on(l, &ignored))
+  if (!may_go_on(l))
     return MR_OK;
   double t = mr_sys_seconds();
   mr_code rc = mr_engine_open(&l->engine, &r->engine_opts, r->prompter, err);

@@ -130,7 +130,7 @@ bool mr_path_exists(const char *path) {
 mr_code mr_path_look(const char *path, bool *there, mr_err *err) {
   struct stat st;
   *there = mr_sys_now->stat(path, &st) == 0;
-  if (*there || errno == ENOENT)
+  if (*there || errno == ENOENT || errno == ENOTDIR)
     return MR_OK;
   return mr_err_errno(err, MR_E_IO, path, "cannot look at it");
 }

@@ -1,5 +1,6 @@
 #include "kernels/dtype.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "kernels/dtype_rows.h"
@@ -168,6 +169,24 @@ static void q8_1_rows(float *restrict dst, const void *restrict src, int64_t n) 
   q8_rows(dst, src, n, 4);
 }
 
+/* FP8 E4M3 without infinities (OCP 8-bit floating point): bias 7, 0x7f is NaN. */
+static void f8_e4m3_rows(float *restrict dst, const void *restrict src, int64_t n) {
+  const uint8_t *p = src;
+  for (int64_t i = 0; i < n; i++) {
+    int e = p[i] >> 3 & 15, m = p[i] & 7;
+    float v = e ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9);
+    if ((p[i] & 0x7f) == 0x7f)
+      v = NAN;
+    dst[i] = p[i] & 0x80 ? -v : v;
+  }
+}
+
+static void i8_rows(float *restrict dst, const void *restrict src, int64_t n) {
+  const int8_t *p = src;
+  for (int64_t i = 0; i < n; i++)
+    dst[i] = p[i];
+}
+
 static const mr_dtype_info types[] = {
     [MR_F32] = {"F32", 1, 4, f32_rows},
     [MR_F16] = {"F16", 1, 2, f16_rows},
@@ -191,7 +210,7 @@ static const mr_dtype_info types[] = {
     [MR_IQ3_S] = {"IQ3_S", 256, 110, NULL},
     [MR_IQ2_S] = {"IQ2_S", 256, 82, NULL},
     [MR_IQ4_XS] = {"IQ4_XS", 256, 136, mr_k_iq4_xs_to_f32},
-    [MR_I8] = {"I8", 1, 1, NULL},
+    [MR_I8] = {"I8", 1, 1, i8_rows},
     [MR_I16] = {"I16", 1, 2, NULL},
     [MR_I32] = {"I32", 1, 4, NULL},
     [MR_I64] = {"I64", 1, 8, NULL},
@@ -202,6 +221,8 @@ static const mr_dtype_info types[] = {
     [MR_TQ2_0] = {"TQ2_0", 256, 66, mr_k_tq2_0_to_f32},
     [MR_MXFP4] = {"MXFP4", 32, 17, mr_k_mxfp4_to_f32},
     [MR_NVFP4] = {"NVFP4", 64, 36, mr_k_nvfp4_to_f32},
+    [MR_F8_E4M3] = {"F8_E4M3", 1, 1, f8_e4m3_rows},
+    [MR_U8] = {"U8", 1, 1, NULL},
 };
 
 const mr_dtype_info *mr_dtype_get(int dtype) {

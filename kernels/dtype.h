@@ -43,7 +43,10 @@ typedef enum mr_dtype {
   MR_TQ1_0 = 34,
   MR_TQ2_0 = 35,
   MR_MXFP4 = 39,
-  MR_NVFP4 = 40
+  MR_NVFP4 = 40,
+  /* not GGML's: of safetensors */
+  MR_F8_E4M3 = 64,
+  MR_U8 = 65
 } mr_dtype;
 
 typedef struct mr_dtype_info {

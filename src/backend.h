@@ -59,12 +59,14 @@ typedef enum mr_input { MR_INPUT_PLAIN, MR_INPUT_NORM, MR_INPUT_GATE } mr_input;
 #define MR_LINEAR_MAX 3
 
 typedef struct mr_linear { /* y[i] = W[i] f(x) (+ bias); f runs once a row for all matrices */
-  mr_input input;          /* f: x; norm(x); act(x) * up */
+  mr_input input;          /* f: x; norm(x); norm(act(x) * up) */
   const mr_buf *x, *up;    /* [rows, k]; up only for GATE, may be NULL: act(x) */
   mr_norm_spec norm;
   mr_act act;
-  bool wanted;     /* only the wanted rows of x, packed in y */
-  bool accumulate; /* y += */
+  const float *xielu; /* slope above 0, slope below, beta, eps: in place of act; or NULL */
+  const float *clamp; /* alpha, limit: clamped swiglu in place of act; or NULL */
+  bool wanted;        /* only the wanted rows of x, packed in y */
+  bool accumulate;    /* y += */
   int n;
   const mr_matrix *w[MR_LINEAR_MAX]; /* [n, k], the same k */
   mr_buf *y[MR_LINEAR_MAX];          /* [rows, n] */
@@ -77,10 +79,26 @@ typedef struct mr_attend { /* of one layer */
   mr_buf *out;                  /* [rows, n_heads*head_dim], not q */
   const float *q_norm, *k_norm; /* [head_dim], RMS norm of each head before rope, or NULL */
   bool norm_full;               /* ... [cols], of all heads at once */
-  bool local;                   /* the rope of windowed layers */
-  int window;                   /* 0: none */
-  const float *slopes;          /* [n_heads] ALiBi, or NULL */
+  bool norm_each;               /* ... [cols], but each head is normed by itself */
+  bool norm_layer;              /* ... layer norm */
+  bool norm_late;               /* ... after rope */
+  bool norm_bare;               /* ... without weights */
+  int k_norm_dims;              /* only so many first values of k are normed; 0: all */
+  bool no_rope;
+  bool local;          /* the rope of windowed layers */
+  int window;          /* 0: none */
+  int chunk;           /* 0: none */
+  const float *slopes; /* [n_heads] ALiBi, or NULL */
+  const float *sinks;  /* [n_heads], or NULL */
 } mr_attend;
+
+typedef struct mr_experts { /* out = sum of the chosen experts' weight * MLP(norm(x)) */
+  const mr_layer *layer;
+  const mr_buf *x;      /* [rows, d_model] */
+  const mr_buf *scores; /* [rows, n_experts] of the router */
+  mr_norm_spec norm;
+  mr_buf *out; /* [rows, d_model], not x */
+} mr_experts;
 
 typedef struct mr_backend_ops {
   const char *name;
@@ -96,6 +114,9 @@ typedef struct mr_backend_ops {
   /* x = rows of the embedding, scaled, plus learned positions. */
   void (*embed)(mr_backend *b, mr_buf *x);
   void (*linear)(mr_backend *b, const mr_linear *op);
+  void (*experts)(mr_backend *b, const mr_experts *op);
+  /* x = norm(x). */
+  void (*norm)(mr_backend *b, mr_buf *x, const mr_norm_spec *norm);
   /* Norms and rotates q and k, stores k and v in the sequences' pages, attends. */
   void (*attend)(mr_backend *b, const mr_attend *op);
   /* x += scale * norm(t). */

@@ -1,4 +1,5 @@
 #include "src/backend_cpu.h"
+#include "src/backend_cpu_experts.h"
 
 #include <string.h>
 
@@ -62,6 +63,7 @@ static mr_code begin(mr_backend *b, const mr_batch *batch, mr_err *err) {
       c->pos[at] = run->seq->len + i;
       mr_rope_fill(&c->rope[0], c->pos[at]);
       mr_rope_fill(&c->rope[1], c->pos[at]);
+      mr_rope_fill(&c->rope[2], c->pos[at]);
     }
   }
   mr_cpu_tile(c);
@@ -154,6 +156,17 @@ static void add(mr_backend *b, mr_buf *x, const mr_buf *t, const mr_norm_spec *n
            add_rows);
 }
 
+static void norm_rows(void *ctx, int item, int worker) {
+  const pass *p = ctx;
+  (void)worker;
+  for (int i = item * p->chunk; i < pass_end(p, item); i++)
+    mr_cpu_norm(p->c, mr_cpu_row(p->x, i), mr_cpu_row(p->x, i), p->x->cols, p->norm);
+}
+
+static void norm_pass(mr_backend *b, mr_buf *x, const mr_norm_spec *norm) {
+  run_pass(&(pass){.c = cpu(b), .x = x, .norm = norm, .rows = cpu(b)->batch.n_tokens}, norm_rows);
+}
+
 static void finish_rows(void *ctx, int item, int worker) {
   const pass *p = ctx;
   (void)worker;
@@ -179,6 +192,8 @@ static void cpu_close(mr_backend *b) {
   mr_cpu *c = cpu(b);
   mr_rope_close(&c->rope[0]);
   mr_rope_close(&c->rope[1]);
+  mr_rope_close(&c->rope[2]);
+  mr_cpu_experts_close(c->experts);
   mr_mem_free(c->packed);
   mr_mem_free(c->line);
   mr_mem_free(c->attn);
@@ -198,6 +213,8 @@ static const mr_backend_ops cpu_ops = {.name = "cpu",
                                        .embed = embed,
                                        .linear = mr_cpu_linear,
                                        .attend = mr_cpu_attend,
+                                       .experts = mr_cpu_run_experts,
+                                       .norm = norm_pass,
                                        .add = add,
                                        .finish = finish,
                                        .end = end};
@@ -214,12 +231,9 @@ static void widen(const mr_cpu *c, const mr_matrix *w, size_t *row_bytes, int *c
 static void measure(const mr_cpu *c, size_t *row_bytes, int *cols) {
   const mr_model *m = c->m;
   widen(c, &m->head, row_bytes, cols);
-  for (int i = 0; i < m->c.n_layers; i++) {
-    const mr_layer *l = &m->layers[i];
-    const mr_matrix *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
-    for (size_t j = 0; j < sizeof all / sizeof *all; j++)
-      widen(c, all[j], row_bytes, cols);
-  }
+  for (int i = 0; i < m->c.n_layers; i++)
+    for (int j = 0; j < mr_layer_matrices(m, &m->layers[i]); j++)
+      widen(c, mr_layer_matrix(&m->layers[i], j), row_bytes, cols);
 }
 
 static bool take_memory(mr_cpu *c) {
@@ -238,7 +252,8 @@ static bool take_memory(mr_cpu *c) {
   c->pos = mr_mem_alloc(n, sizeof *c->pos);
   c->tiles = mr_mem_alloc(n, sizeof *c->tiles);
   c->sorted = mr_mem_alloc(n, sizeof *c->sorted);
-  return c->packed && c->line && c->attn && c->token && c->pos && c->tiles && c->sorted;
+  return mr_cpu_experts_open(&c->experts, c) && c->packed && c->line && c->attn && c->token &&
+         c->pos && c->tiles && c->sorted;
 }
 
 mr_code mr_backend_cpu_open(mr_backend **out, const mr_model *m, const mr_kernels *k, mr_pool *pool,
@@ -263,6 +278,8 @@ mr_code mr_backend_cpu_open(mr_backend **out, const mr_model *m, const mr_kernel
     rc = mr_rope_open(&c->rope[0], &m->c, m->rope_freqs, false, err);
   if (!rc)
     rc = mr_rope_open(&c->rope[1], &m->c, m->rope_freqs, true, err);
+  if (!rc && m->c.rope_scaling == MR_SCALING_LONGROPE)
+    rc = mr_rope_open(&c->rope[2], &m->c, m->c.rope_long, false, err);
   if (rc) {
     cpu_close(&c->base);
     return rc;

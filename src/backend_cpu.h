@@ -24,12 +24,13 @@ typedef struct mr_cpu {
   mr_pool *pool;
   mr_kv *kv;
   int max_tokens, workers;
-  mr_rope_table rope[2]; /* global, local */
+  mr_rope_table rope[3]; /* global, local, global for long prompts (longrope) */
   uint8_t *packed;       /* [max_tokens] packed rows of the widest matrix; owned */
   float *line;           /* [workers, line_ld]: one row of each worker; owned */
   size_t line_ld;
   uint8_t *attn; /* [workers, attn_bytes]; owned */
   size_t attn_bytes;
+  struct mr_cpu_experts *experts; /* or NULL; owned */
   /* of the step */
   mr_batch batch;
   int32_t *token, *pos;    /* [max_tokens]; owned */
@@ -43,6 +44,10 @@ static inline float *mr_cpu_row(const mr_buf *b, int row) {
 
 /* y[n] = norm(x[n]); y may be x. */
 void mr_cpu_norm(const mr_cpu *c, float *y, const float *x, int n, const mr_norm_spec *norm);
+
+/* y[n] = act(gate) * up as op says, before its norm; up may be NULL. */
+void mr_cpu_gate(const mr_cpu *c, float *y, const float *gate, const float *up, int n,
+                 const mr_linear *op);
 
 /* Calls fn(ctx, item, worker) for ceil(rows / chunk) items; chunk: how many rows an item should
  * have. */

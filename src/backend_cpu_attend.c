@@ -5,6 +5,7 @@
  * tiles are stored first. */
 #include "src/backend_cpu.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "io/sys.h"
@@ -60,31 +61,74 @@ void mr_cpu_tile(mr_cpu *c) {
   sort_tiles(c);
 }
 
-static void norm_rope(const job *j, float *x, const float *norm, int pos) {
+static void clip(float *x, float limit, int n) {
+  for (int i = 0; i < n; i++)
+    x[i] = fmaxf(-limit, fminf(x[i], limit));
+}
+
+/* One head, number `head` of q or of k; n: how many values of it are normed. */
+static void norm_head(const job *j, float *x, const float *norm, int head, int n) {
   const mr_config *cfg = &j->c->m->c;
-  const mr_rope_table *rope = &j->c->rope[j->op->local];
-  if (norm && !j->op->norm_full)
-    j->c->k->rmsnorm(x, x, norm, cfg->head_dim, cfg->eps);
-  if (rope->n_rot)
-    j->c->k->rope(x, mr_rope_row(rope, pos), rope->n_rot, cfg->arch.rope == MR_ROPE_INTERLEAVED);
+  if ((!norm && !j->op->norm_bare) || j->op->norm_full)
+    return;
+  const float *w = norm && j->op->norm_each ? norm + (size_t)head * (size_t)n : norm;
+  if (j->op->norm_layer)
+    j->c->k->layernorm(x, x, w, NULL, n, cfg->eps);
+  else
+    j->c->k->rmsnorm(x, x, w, n, cfg->eps);
+}
+
+static void norm_rope(const job *j, float *x, const float *norm, int head, int n, int pos,
+                      const mr_rope_table *rope) {
+  const mr_config *cfg = &j->c->m->c;
+  if (cfg->clip_qkv > 0)
+    clip(x, cfg->clip_qkv, cfg->head_dim);
+  if (!j->op->norm_late)
+    norm_head(j, x, norm, head, n);
+  if (rope->n_rot && !j->op->no_rope)
+    j->c->k->rope(x + cfg->rope_first, mr_rope_row(rope, pos), rope->n_rot,
+                  cfg->arch.rope == MR_ROPE_INTERLEAVED);
+  if (j->op->norm_late)
+    norm_head(j, x, norm, head, n);
+}
+
+/* Queries of layers without rope grow with the position (llama4). */
+static void temper(const job *j, float *q, int pos) {
+  const mr_config *cfg = &j->c->m->c;
+  if (!j->op->no_rope || cfg->temper_scale == 0)
+    return;
+  double steps = floor((pos + 1.0) / cfg->temper_floor);
+  j->c->k->scale(q, (float)(log1p(steps) * cfg->temper_scale + 1), cfg->head_dim);
+}
+
+static const mr_rope_table *rope_of(const job *j, const mr_kv_seq *seq) {
+  const mr_rope_table *all = j->c->rope;
+  return seq->long_rope && all[2].n_rot ? &all[2] : &all[j->op->local];
 }
 
 static void store(const job *j, const mr_tile *t, int head) {
   const mr_attend *op = j->op;
   size_t dim = (size_t)j->attn.head_dim;
   int group = j->attn.n_heads / j->attn.n_kv_heads;
+  int k_dims = op->k_norm_dims ? op->k_norm_dims : (int)dim;
   const mr_kv_seq *seq = j->c->batch.runs[t->run].seq;
+  const mr_rope_table *rope = rope_of(j, seq);
   uint8_t *k_part = mr_kv_page(j->c->kv, seq->pages[t->pos / MR_KV_BLOCK]) + j->attn.layer_offset +
                     (size_t)head * 2 * j->part;
   for (int i = 0; i < t->n; i++) {
     float *q = mr_cpu_row(op->q, t->row + i) + (size_t)head * (size_t)group * dim;
     float *k = mr_cpu_row(op->k, t->row + i) + (size_t)head * dim;
-    for (int g = 0; g < group; g++)
-      norm_rope(j, q + (size_t)g * dim, op->q_norm, t->pos + i);
-    norm_rope(j, k, op->k_norm, t->pos + i);
-    j->c->k->kv_store(k_part, k_part + j->part, k,
-                      mr_cpu_row(op->v, t->row + i) + (size_t)head * dim, j->attn.head_dim,
-                      (t->pos + i) % MR_KV_BLOCK, j->attn.type);
+    float *v = mr_cpu_row(op->v, t->row + i) + (size_t)head * dim;
+    for (int g = 0; g < group; g++) {
+      float *one = q + (size_t)g * dim;
+      norm_rope(j, one, op->q_norm, head * group + g, (int)dim, t->pos + i, rope);
+      temper(j, one, t->pos + i);
+    }
+    norm_rope(j, k, op->k_norm, head, k_dims, t->pos + i, rope);
+    if (j->c->m->c.clip_qkv > 0)
+      clip(v, j->c->m->c.clip_qkv, (int)dim);
+    j->c->k->kv_store(k_part, k_part + j->part, k, v, j->attn.head_dim, (t->pos + i) % MR_KV_BLOCK,
+                      j->attn.type);
   }
 }
 
@@ -140,7 +184,9 @@ static void describe(job *j) {
                       .scale = cfg->attn_scale,
                       .softcap = cfg->attn_softcap,
                       .window = j->op->window,
-                      .slopes = j->op->slopes};
+                      .chunk = j->op->chunk,
+                      .slopes = j->op->slopes,
+                      .sinks = j->op->sinks};
 }
 
 static void count(const job *j) {

@@ -7,6 +7,8 @@
  * no bits: a row's sums do not depend on it. */
 #include "src/backend_cpu.h"
 
+#include <math.h>
+
 #include "io/sys.h"
 
 #define ROWS_BYTES (512 << 10) /* of packed rows in a block: half of a small L2 cache */
@@ -25,6 +27,30 @@ typedef struct job {
   int first[MR_LINEAR_MAX + 1]; /* number of items before matrix i in one block of rows */
 } job;
 
+/* xIELU (Huang et al. 2024): a parabola above 0, an exponential arc below. */
+static void xielu(float *y, const float *x, int n, const float *p) {
+  for (int i = 0; i < n; i++)
+    y[i] = x[i] > 0 ? p[0] * x[i] * x[i] + p[2] * x[i]
+                    : (expm1f(fminf(x[i], p[3])) - x[i]) * p[1] + p[2] * x[i];
+}
+
+static void clamped(float *y, const float *gate, const float *up, int n, float alpha, float limit) {
+  for (int i = 0; i < n; i++) {
+    float g = fminf(gate[i], limit), u = fmaxf(-limit, fminf(up[i], limit));
+    y[i] = (u + 1) * g / (1 + expf(-alpha * g));
+  }
+}
+
+void mr_cpu_gate(const mr_cpu *c, float *y, const float *gate, const float *up, int n,
+                 const mr_linear *op) {
+  if (op->xielu)
+    xielu(y, gate, n, op->xielu);
+  else if (op->clamp)
+    clamped(y, gate, up, n, op->clamp[0], op->clamp[1]);
+  else
+    c->k->gate(y, gate, up, n, op->act);
+}
+
 static const float *input_row(const job *j, int i, float *line) {
   const mr_linear *op = j->op;
   int at = op->wanted ? j->c->batch.wanted[i] : i;
@@ -34,7 +60,9 @@ static const float *input_row(const job *j, int i, float *line) {
     return line;
   }
   if (op->input == MR_INPUT_GATE) {
-    j->c->k->gate(line, x, op->up ? mr_cpu_row(op->up, at) : NULL, j->k, op->act);
+    mr_cpu_gate(j->c, line, x, op->up ? mr_cpu_row(op->up, at) : NULL, j->k, op);
+    if (op->norm.kind != MR_NORM_NONE)
+      mr_cpu_norm(j->c, line, line, j->k, &op->norm);
     return line;
   }
   return x;

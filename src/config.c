@@ -12,87 +12,12 @@
 #define MAX_HEAD_DIM 1024
 #define MAX_CONTEXT (1 << 24) /* tokens */
 
-/* The architectures that the flags describe wholly. What a row does not say is 0, false, RMS norm,
- * no rope, SILU. Adding one: docs/adding-a-model.md. Facts: the model cards and reference
- * implementations, and how converters store them (llama-like files have q and k in the order for
- * interleaved rope, the others for halves). */
-/* clang-format off */
-static const mr_arch archs[] = {
-    {.name = "llama", .rope = MR_ROPE_INTERLEAVED, .gated = true, .pre_norms = true,
-     .window_pattern = 1, .rope_base = 1e4f},
-    {.name = "qwen2", .rope = MR_ROPE_NEOX, .gated = true, .qkv_bias = true, .pre_norms = true,
-     .rope_base = 1e4f},
-    {.name = "qwen3", .rope = MR_ROPE_NEOX, .gated = true, .qk_norm = true, .pre_norms = true,
-     .rope_base = 1e6f},
-    {.name = "gemma", .rope = MR_ROPE_NEOX, .act = MR_ACT_GELU_TANH, .gated = true,
-     .pre_norms = true, .embed_scale = true, .rope_base = 1e4f},
-    {.name = "gemma2", .rope = MR_ROPE_NEOX, .act = MR_ACT_GELU_TANH, .gated = true,
-     .pre_norms = true, .post_norms = true, .embed_scale = true, .window_pattern = 2,
-     .window = 4096, .rope_base = 1e4f, .attn_softcap = 50, .final_softcap = 30,
-     .wide_scale_layers = 46},
-    {.name = "gemma3", .rope = MR_ROPE_NEOX, .act = MR_ACT_GELU_TANH, .gated = true,
-     .pre_norms = true, .post_norms = true, .qk_norm = true, .embed_scale = true,
-     .window_pattern = 6, .rope_base = 1e6f, .rope_base_local = 1e4f, .wide_scale_layers = 62},
-    {.name = "phi2", .norm = MR_NORM_LAYER, .norm_bias = true, .rope = MR_ROPE_NEOX,
-     .act = MR_ACT_GELU_TANH, .qkv_bias = true, .out_bias = true, .mlp_bias = true,
-     .pre_norms = true, .parallel = true, .fused_qkv = true, .rope_base = 1e4f},
-    {.name = "phi3", .rope = MR_ROPE_NEOX, .gated = true, .pre_norms = true, .fused_qkv = true,
-     .fused_gate_up = true, .window_pattern = 1, .rope_base = 1e4f},
-    {.name = "falcon", .norm = MR_NORM_LAYER, .norm_bias = true, .rope = MR_ROPE_NEOX,
-     .act = MR_ACT_GELU, .pre_norms = true, .parallel = true, .fused_qkv = true,
-     .rope_base = 1e4f},
-    {.name = "gptneox", .norm = MR_NORM_LAYER, .norm_bias = true, .rope = MR_ROPE_NEOX,
-     .act = MR_ACT_GELU, .qkv_bias = true, .out_bias = true, .mlp_bias = true, .pre_norms = true,
-     .parallel = true, .fused_qkv = true, .rope_base = 1e4f},
-    {.name = "mpt", .norm = MR_NORM_LAYER, .act = MR_ACT_GELU, .pre_norms = true,
-     .fused_qkv = true, .alibi = true},
-    {.name = "gpt2", .norm = MR_NORM_LAYER, .norm_bias = true, .act = MR_ACT_GELU_TANH,
-     .qkv_bias = true, .out_bias = true, .mlp_bias = true, .pre_norms = true, .fused_qkv = true,
-     .learned_positions = true},
-    {.name = "starcoder", .norm = MR_NORM_LAYER, .norm_bias = true, .act = MR_ACT_GELU_TANH,
-     .qkv_bias = true, .out_bias = true, .mlp_bias = true, .pre_norms = true, .fused_qkv = true,
-     .learned_positions = true},
-    {.name = "starcoder2", .norm = MR_NORM_LAYER, .norm_bias = true, .rope = MR_ROPE_NEOX,
-     .act = MR_ACT_GELU_TANH, .qkv_bias = true, .out_bias = true, .mlp_bias = true,
-     .pre_norms = true, .window_pattern = 1, .rope_base = 1e4f},
-    {.name = "stablelm", .norm = MR_NORM_LAYER, .norm_bias = true, .rope = MR_ROPE_NEOX,
-     .gated = true, .pre_norms = true, .rope_base = 1e4f},
-    {.name = "olmo2", .rope = MR_ROPE_NEOX, .gated = true, .qk_norm = true, .qk_norm_full = true,
-     .post_norms = true, .rope_base = 1e4f},
-    {.name = "granite", .rope = MR_ROPE_INTERLEAVED, .gated = true, .pre_norms = true,
-     .divides_logits = true, .rope_base = 1e4f},
-    {.name = "command-r", .norm = MR_NORM_LAYER, .rope = MR_ROPE_INTERLEAVED, .gated = true,
-     .pre_norms = true, .parallel = true, .rope_base = 1e4f},
-    {.name = "nemotron", .norm = MR_NORM_LAYER, .norm_bias = true, .rope = MR_ROPE_NEOX,
-     .act = MR_ACT_RELU2, .pre_norms = true, .rope_base = 1e4f},
-    {.name = "arcee", .rope = MR_ROPE_INTERLEAVED, .act = MR_ACT_RELU2, .pre_norms = true,
-     .rope_base = 1e4f},
-    {.name = "internlm2", .rope = MR_ROPE_INTERLEAVED, .gated = true, .pre_norms = true,
-     .rope_base = 1e4f},
-    {.name = "xverse", .rope = MR_ROPE_INTERLEAVED, .gated = true, .pre_norms = true,
-     .rope_base = 1e4f},
-    {.name = "ernie4_5", .rope = MR_ROPE_INTERLEAVED, .gated = true, .pre_norms = true,
-     .rope_base = 1e4f},
-    {.name = "exaone", .rope = MR_ROPE_NEOX, .gated = true, .pre_norms = true, .rope_base = 1e4f},
-};
-
-/* clang-format on */
-
-#define N_ARCHS (sizeof archs / sizeof *archs)
-
 typedef struct reader { /* the first error wins, so phases read on and the caller looks once */
   const mr_gguf *g;
   const char *arch;
   mr_err e;
   char key[128];
 } reader;
-
-const mr_arch *mr_arch_find(const char *name) {
-  for (size_t i = 0; i < N_ARCHS; i++)
-    if (strcmp(archs[i].name, name) == 0)
-      return &archs[i];
-  return NULL;
-}
 
 #define FAIL(r, ...) mr_err_at(&(r)->e, MR_E_DATA, mr_gguf_path((r)->g), 0, -1, __VA_ARGS__)
 
@@ -246,13 +171,26 @@ static void read_scales(mr_config *c, reader *r) {
     c->logit_scale = 1 / c->logit_scale;
 }
 
+static void read_experts(mr_config *c, reader *r) {
+  int shared = 0;
+  if (!whole(r, "expert_count", 0, 4096, &c->n_experts) || c->n_experts == 0)
+    return;
+  need_whole(r, "expert_used_count", c->n_experts < MR_MAX_CHOSEN ? c->n_experts : MR_MAX_CHOSEN,
+             &c->n_experts_used);
+  c->d_expert = c->d_ff;
+  whole(r, "expert_feed_forward_length", 1, MAX_FF, &c->d_expert);
+  if (whole(r, "expert_shared_count", 0, 64, &shared))
+    c->d_shared = shared * c->d_expert;
+  whole(r, "expert_shared_feed_forward_length", 0, MAX_FF, &c->d_shared);
+  real(r, "expert_weights_scale", 0, true, &c->route_scale);
+  mr_gguf_bool(r->g, key_of(r, "expert_weights_norm"), &c->arch.renorm, &r->e);
+}
+
 /* Keys that change the arithmetic in ways which the flags cannot say. */
 static void read_others(mr_config *c, reader *r) {
   float clamp = 0;
   bool causal = true;
-  whole(r, "expert_count", 0, INT_MAX, &c->n_experts);
-  if (c->n_experts > 0)
-    FAIL(r, "this is a mixture of %d experts; such models are not supported yet", c->n_experts);
+  read_experts(c, r);
   if (real(r, "attention.clamp_kqv", 0, false, &clamp) && clamp > 0)
     FAIL(r, "clamped keys, queries and values (%s) are not supported", r->key);
   if (mr_gguf_bool(r->g, key_of(r, "attention.causal"), &causal, &r->e) && !causal)
@@ -278,7 +216,6 @@ static void read_name(mr_config *c, const mr_gguf *g) {
 static const mr_arch *find_arch(reader *r) {
   mr_str s;
   char name[64];
-  const char *names[N_ARCHS];
   if (!mr_gguf_str(r->g, "general.architecture", &s, &r->e)) {
     FAIL(r, "key general.architecture is missing");
     return NULL;
@@ -287,9 +224,7 @@ static const mr_arch *find_arch(reader *r) {
   const mr_arch *a = mr_arch_find(name);
   if (a)
     return a;
-  for (size_t i = 0; i < N_ARCHS; i++)
-    names[i] = archs[i].name;
-  const char *near = mr_nearest(name, names, N_ARCHS);
+  const char *near = mr_arch_nearest(name, false);
   FAIL(r, "architecture \"%s\" is not supported%s%s", name,
        near ? "; the nearest known one is " : "", near ? near : "");
   return NULL;
@@ -301,21 +236,7 @@ mr_code mr_config_from_gguf(mr_config *c, const mr_gguf *g, mr_err *err) {
   const mr_arch *a = find_arch(&r);
   if (a) {
     r.arch = a->name;
-    *c = (mr_config){.arch = *a,
-                     .window = a->window,
-                     .attn_softcap = a->attn_softcap,
-                     .final_softcap = a->final_softcap,
-                     .rope_base = a->rope_base,
-                     .rope_base_local = a->rope_base_local,
-                     .rope_factor = 1,
-                     .yarn_ext = 1,
-                     .yarn_attn = 1,
-                     .yarn_beta_fast = 32,
-                     .yarn_beta_slow = 1,
-                     .alibi_max_bias = 8,
-                     .embed_scale = 1,
-                     .residual_scale = 1,
-                     .logit_scale = 1};
+    mr_config_init(c, a);
     read_name(c, g);
     read_sizes(c, &r);
     read_heads(c, &r);

@@ -15,6 +15,7 @@
 #define LOGIT_BYTES ((size_t)256 << 20)
 
 static const char *const scheme_names[MR_SCHEMES] = {"f32", "bf16", "int8"};
+static const char *const policy_names[] = {"auto", "fewer", "spill", "recompute"};
 static const char *const kv_names[MR_KV_TYPES] = {"f32", "f16", "bf16", "int8", "q4", "fp8"};
 
 /* ---------------------------------------------------------------- the plan: sizes from options and
@@ -54,12 +55,9 @@ static uint64_t packed_bytes(const mr_gemm_ops *g, const mr_matrix *w) {
 
 static uint64_t model_packed_bytes(const mr_gemm_ops *g, const mr_model *m) {
   uint64_t sum = packed_bytes(g, &m->head);
-  for (int i = 0; i < m->c.n_layers; i++) {
-    const mr_layer *l = &m->layers[i];
-    const mr_matrix *all[] = {&l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down};
-    for (size_t j = 0; j < sizeof all / sizeof *all; j++)
-      sum += packed_bytes(g, all[j]);
-  }
+  for (int i = 0; i < m->c.n_layers; i++)
+    for (int j = 0; j < mr_layer_matrices(m, &m->layers[i]); j++)
+      sum += packed_bytes(g, mr_layer_matrix(&m->layers[i], j));
   return sum;
 }
 
@@ -102,12 +100,13 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
       .scheme = scheme_names[scheme_of(o)],
       .kv_type = kv_names[type],
       .device = "cpu",
+      .kv_policy = policy_names[o->kv_policy],
       .context = o->context > 0 && o->context < c->context ? o->context : c->context,
       .n_vocab = c->n_vocab,
       .max_batch = o->max_batch > 0 ? o->max_batch : DEFAULT_BATCH,
       .threads = o->threads > 0 ? o->threads : mr_pool_cpus(),
       .n_params = m->n_params,
-      .weight_bytes = mr_gguf_bytes(m->gguf),
+      .weight_bytes = mr_weights_bytes(m->weights),
       .packed_bytes = model_packed_bytes(&k->gemm[scheme_of(o)], m),
       .kv_bytes_per_token = mr_kv_token_bytes(c, (mr_kv_type)type),
       .flops_per_prompt_token = mr_model_layer_flops(m),
@@ -182,6 +181,14 @@ static mr_code make_pool(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   return MR_OK;
 }
 
+/* Where no layer looks further back than its window, pages behind it are dropped. */
+static int window_of(const mr_config *c) {
+  for (int i = 0; i < c->n_layers; i++)
+    if (!c->windowed[i])
+      return 0;
+  return c->window;
+}
+
 static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   int pages = 0;
   mr_code rc = check_device(o->device, err);
@@ -197,10 +204,15 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
     rc = mr_model_pack(e->model, e->k, scheme_of(o), e->pool, err);
   if (!rc)
     rc = mr_kv_open(&e->kv, &e->model->c, (mr_kv_type)kv_type_of(o), pages, err);
-  if (!rc && !o->no_prefix_sharing)
+  if (!rc)
+    rc = mr_kvtier_open(&e->tier, e->kv, o->kv_policy, o->kv_disk, o->spill_dir, err);
+  bool one_rope = e->model->c.rope_scaling != MR_SCALING_LONGROPE; /* else keys differ by prompt */
+  if (!rc && !o->no_prefix_sharing && one_rope)
     rc = mr_prefix_open(&e->prefix, e->kv, err);
   if (rc)
     return rc;
+  e->policy = o->kv_policy;
+  e->window = window_of(&e->model->c);
   e->info.packed_bytes = e->model->packed_bytes;
   size_t rows = LOGIT_BYTES / ((size_t)e->info.n_vocab * sizeof(float));
   e->max_logits = rows < 1                                 ? 1
@@ -247,6 +259,7 @@ void mr_engine_close(mr_engine *e) {
   free_list(e, e->finished);
   mr_forward_close(e->forward);
   mr_prefix_close(e->prefix);
+  mr_kvtier_close(e->tier);
   mr_kv_close(e->kv);
   mr_pool_free(e->pool);
   mr_model_close(e->model);
@@ -272,5 +285,11 @@ void mr_engine_stats_get(const mr_engine *e, mr_engine_stats *out) {
   for (const mr_flight *f = e->flights; f; f = f->next)
     out->waiting += f->fed == 0;
   out->kv_pages_total = (uint64_t)mr_kv_total_pages(e->kv);
+  mr_kvtier_stats kv;
+  mr_kvtier_stats_get(e->tier, &kv);
+  out->kv_spill_bytes = kv.spill_bytes;
+  out->kv_fetch_bytes = kv.fetch_bytes;
+  out->kv_failures = kv.failures;
+  out->kv_stall_s = kv.stall_s;
   out->kv_pages_used = (uint64_t)mr_engine_used_pages(e);
 }

@@ -18,6 +18,7 @@
 #ifndef MR_SRC_ENGINE_H
 #define MR_SRC_ENGINE_H
 
+#include "src/kvtier.h" /* mr_kv_policy */
 #include "src/prompt.h"
 #include "src/sampler.h"
 
@@ -31,16 +32,19 @@ typedef struct mr_engine_opts {
   mr_compute compute;
   int threads; /* 0: as many as the process may use */
   bool pin;
-  int max_batch;       /* sequences in flight; 0: chosen */
-  int max_step_tokens; /* T; 0: chosen */
-  uint64_t kv_memory;  /* bytes; 0: chosen (a share of free memory) */
-  int kv_type;         /* mr_kv_type, or -1: f32 in exact mode, else the 16-bit type of the kernels */
-  int context;         /* 0: the model's; lower: caps it */
+  int max_batch;         /* sequences in flight; 0: chosen */
+  int max_step_tokens;   /* T; 0: chosen */
+  uint64_t kv_memory;    /* bytes; 0: chosen (a share of free memory) */
+  uint64_t kv_disk;      /* bytes of keys and values that may be put away on disk; 0: none */
+  const char *spill_dir; /* where; NULL: /var/tmp */
+  mr_kv_policy kv_policy;
+  int kv_type;            /* mr_kv_type, or -1: f32 in exact mode, else 16 bits */
+  int context;            /* 0: the model's; lower: caps it */
   bool no_prefix_sharing; /* compute every prompt by itself; the results are the same */
 } mr_engine_opts;
 
 typedef struct mr_engine_info {
-  const char *arch, *isa, *scheme, *kv_type, *device;
+  const char *arch, *isa, *scheme, *kv_type, *device, *kv_policy;
   int context, n_vocab, max_batch, max_step_tokens, threads;
   uint64_t n_params, weight_bytes, packed_bytes;
   uint64_t kv_bytes_per_token, kv_memory, kv_tokens; /* budget in bytes and in tokens */
@@ -101,7 +105,9 @@ typedef struct mr_engine_stats { /* sums since open */
   uint64_t batch_tokens_sum; /* sum of T over steps */
   int max_batch_seen, active, waiting;
   uint64_t kv_pages_used, kv_pages_total, kv_pages_peak;
-  uint64_t kv_spill_bytes, kv_fetch_bytes, preemptions;
+  uint64_t kv_spill_bytes, kv_fetch_bytes, kv_failures; /* failures: computed again */
+  uint64_t preemptions, recomputed_tokens;              /* ... because memory ran out */
+  double kv_stall_s;                                    /* waits for the disk */
 } mr_engine_stats;
 
 mr_code mr_engine_open(mr_engine **out, const mr_engine_opts *opts, const mr_prompter *p,

@@ -5,6 +5,7 @@
 #include "io/sys.h"
 #include "src/engine_int.h"
 
+#define LEARN_FROM 32       /* choices, before their lengths are relied on */
 #define MAX_SEQUENCES 65536 /* of one request: keeps every count below far from overflow */
 
 int mr_engine_pages(int64_t tokens) {
@@ -107,6 +108,7 @@ static void free_request(mr_request *r) {
 void mr_flight_free(mr_engine *e, mr_flight *f) {
   if (!f)
     return;
+  mr_flight_forget(e, f);
   for (int i = 0; f->seqs && i < f->n_seqs; i++)
     mr_sequence_free(&f->seqs[i], e->kv);
   mr_mem_free(f->seqs);
@@ -165,6 +167,28 @@ static int chain_blocks(const mr_request *r) {
   return (r->n_prompt - 1) / MR_KV_BLOCK;
 }
 
+/* MR_KV_AUTO admits by what choices had so far, of what they could have had; and half as much
+ * again, for the long ones among them. */
+static int expected_new(const mr_engine *e, int most) {
+  if (e->policy != MR_KV_AUTO || e->share_n < LEARN_FROM)
+    return most;
+  double share = 1.5 * e->share_sum / (double)e->share_n;
+  return share < 1 ? (int)(share * most) + 1 : most;
+}
+
+/* Pages of sequence i beyond the prompt's full ones; the last new token is never fed, so it takes
+ * no place. */
+static int own_pages(const mr_engine *e, const mr_request *r, int i, bool expected) {
+  int left = e->info.context - r->n_prompt;
+  int more = r->sampling.max_tokens >= 0 ? r->sampling.max_tokens : left;
+  if (r->task == MR_TASK_SCORE)
+    more = r->cont_len[i];
+  else if (expected)
+    more = expected_new(e, more);
+  return mr_engine_pages((int64_t)r->n_prompt + (more > 0 ? more - 1 : 0)) -
+         r->n_prompt / MR_KV_BLOCK;
+}
+
 /* Tokens after the prompt that sequence i may have. */
 static int new_tokens(const mr_flight *f, int i) {
   return f->r.task == MR_TASK_SCORE ? f->r.cont_len[i] : f->max_new;
@@ -179,7 +203,7 @@ static void make_sequences(const mr_engine *e, mr_flight *f, bool *failed) {
     int len = f->r.n_prompt + (more > 0 ? more - 1 : 0);
     mr_sequence *s = &f->seqs[i];
     *failed = mr_sequence_init(s, &f->r.sampling, score ? NULL : e->vocab, len, NULL) != MR_OK;
-    s->own_pages = mr_engine_pages(len) - f->r.n_prompt / MR_KV_BLOCK;
+    s->own_pages = own_pages(e, &f->r, i, true);
     if (!score || *failed)
       continue;
     f->cont[i] = cont;
@@ -230,17 +254,13 @@ static mr_code make_flight(const mr_engine *e, const mr_request *r, mr_flight **
 
 /* ---------------------------------------------------------------- admission */
 
-/* Pages that the request may hold at once. */
-static int64_t pages_needed(const mr_engine *e, const mr_request *r) {
-  bool score = r->task == MR_TASK_SCORE;
-  int64_t shared = r->n_prompt / MR_KV_BLOCK, own = 0;
-  int n = score ? r->n_cont : r->sampling.n;
-  for (int i = 0; i < n; i++) {
-    int left = e->info.context - r->n_prompt;
-    int more = score ? r->cont_len[i] : r->sampling.max_tokens >= 0 ? r->sampling.max_tokens : left;
-    own += mr_engine_pages((int64_t)r->n_prompt + (more > 0 ? more - 1 : 0)) - shared;
-  }
-  return shared + own;
+/* Pages that the request may hold at once, or is expected to. */
+static int64_t pages_needed(const mr_engine *e, const mr_request *r, bool expected) {
+  int64_t sum = r->n_prompt / MR_KV_BLOCK;
+  int n = r->task == MR_TASK_SCORE ? r->n_cont : r->sampling.n;
+  for (int i = 0; i < n; i++)
+    sum += own_pages(e, r, i, expected);
+  return sum;
 }
 
 /* Nodes of the tree that are held but not by this request. */
@@ -252,7 +272,7 @@ static int held_by_others(const mr_engine *e, const mr_request *r) {
 }
 
 static mr_code has_room(const mr_engine *e, const mr_request *r, int n_seqs, mr_err *err) {
-  int64_t need = pages_needed(e, r), total = mr_kv_total_pages(e->kv);
+  int64_t need = pages_needed(e, r, false), total = mr_kv_total_pages(e->kv);
   if (need > total) {
     uint64_t page = e->info.kv_bytes_per_token * MR_KV_BLOCK;
     return mr_err_set(err, MR_E_DATA,
@@ -262,7 +282,10 @@ static mr_code has_room(const mr_engine *e, const mr_request *r, int n_seqs, mr_
                       (unsigned long long)((uint64_t)need * page), r->n_prompt, n_seqs,
                       (unsigned long long)((uint64_t)total * page));
   }
-  if (e->pages_reserved + held_by_others(e, r) + need > total)
+  bool gated = e->policy == MR_KV_FEWER || e->policy == MR_KV_AUTO;
+  if (e->n_parked > 0)
+    return MR_E_AGAIN;
+  if (gated && e->pages_reserved + held_by_others(e, r) + pages_needed(e, r, true) > total)
     return MR_E_AGAIN;
   return e->n_live > 0 && e->n_live + n_seqs > e->info.max_batch ? MR_E_AGAIN : MR_OK;
 }
@@ -286,7 +309,7 @@ mr_code mr_engine_admit(mr_engine *e, const mr_request *r, mr_err *err) {
     mr_flight_free(e, f);
     return rc;
   }
-  e->pages_reserved += (int)pages_needed(e, r) - f->n_chain;
+  e->pages_reserved += (int)pages_needed(e, r, true) - f->n_chain;
   e->n_sequences += n;
   e->n_live += n;
   e->n_active++;
@@ -323,7 +346,15 @@ void mr_flight_fail(mr_engine *e, mr_flight *f, const char *words) {
   }
 }
 
+static void learn(mr_engine *e, const mr_flight *f) {
+  for (int i = 0; f->r.task == MR_TASK_GENERATE && f->max_new > 0 && i < f->n_seqs; i++) {
+    e->share_sum += (double)f->seqs[i].out.n_sampled / f->max_new;
+    e->share_n++;
+  }
+}
+
 static void finish(mr_engine *e, mr_flight *f) {
+  learn(e, f);
   for (int i = 0; i < f->n_seqs; i++)
     mr_sequence_take(&f->seqs[i], &f->result->choices[i]);
   f->result->done_s = mr_sys_seconds();

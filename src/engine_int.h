@@ -5,12 +5,15 @@
  * complete the other sequences (choices or continuations) share its pages and go on alone.
  *
  * Invariants
- * 1. Pages are reserved in counts when a request is admitted: its nodes of the prefix tree (once for
- * all requests that hold them), the other full pages of its prompt, and what each sequence may need
- * beyond them; pages_reserved + held nodes <= pages in all, and the rest of the tree's pages is given
- * back on demand. So taking pages in a step cannot fail.
+ * 1. Pages are reserved in counts when a request is admitted: its nodes of the prefix tree (once
+ * for all requests that hold them), the other full pages of its prompt, and what each sequence may
+ * need beyond them; pages_reserved + held nodes <= pages in all, and the rest of the tree's pages
+ * is given back on demand. So with MR_KV_FEWER taking pages in a step cannot fail.
  * 2. A sequence that is done holds no pages and no reservation of its own.
- * 3. flights holds the requests in order of admission; one leaves it for `finished` when all its
+ * 3. With the other policies more is admitted than may fit. Who finds no page takes it from the
+ * youngest, which is parked; it waits where all others are older or in the step already. So the
+ * oldest always goes on, and it fits alone.
+ * 4. flights holds the requests in order of admission; one leaves it for `finished` when all its
  * sequences are done.
  */
 #ifndef MR_SRC_ENGINE_INT_H
@@ -22,18 +25,32 @@
 #include "src/prefix.h"
 #include "src/sequence.h"
 
+typedef enum mr_flight_state {
+  MR_FLIGHT_ACTIVE,
+  MR_FLIGHT_PARKED,  /* it holds no pages and no nodes of the tree */
+  MR_FLIGHT_FETCHING /* its pages are being read */
+} mr_flight_state;
+
 typedef struct mr_flight {
   mr_request r;  /* a copy: all arrays owned */
   int32_t *ends; /* ids that end a choice; owned */
   int n_ends;
-  int max_new;       /* GENERATE: tokens at most a choice */
-  int fed;           /* prompt tokens done */
-  uint64_t age;      /* its number in order of admission, from 1 */
-  int32_t *chain;    /* [n_chain] nodes of the prefix tree, one a block of the prompt; owned */
-  int n_chain;       /* not the block with the last token: its logits are needed */
-  int partial_at;    /* block at which a common beginning was looked for last */
-  bool shares;       /* it takes part in the prefix tree */
-  int shared_pages;  /* full pages of the prompt beyond the chain */
+  int max_new;      /* GENERATE: tokens at most a choice */
+  int fed;          /* prompt tokens done */
+  uint64_t age;     /* its number in order of admission, from 1 */
+  int32_t *chain;   /* [n_chain] nodes of the prefix tree, one a block of the prompt; owned */
+  int n_chain;      /* not the block with the last token: its logits are needed */
+  int partial_at;   /* block at which a common beginning was looked for last */
+  bool shares;      /* it takes part in the prefix tree */
+  int shared_pages; /* full pages of the prompt beyond the chain */
+  mr_flight_state state;
+  uint64_t step;     /* the last one that it had a run in */
+  bool spilled;      /* what it had computed is on disk: */
+  bool lost;         /* ... or part of it was */
+  mr_parked parked;  /* pages of its prompt, from fetch_at; the sequences have their own */
+  int fetch_at;      /* tokens before that are the tree's */
+  int parked_fed;    /* f->fed then */
+  int parked_pages;  /* held then */
   mr_sequence *seqs; /* n_seqs */
   int n_seqs, n_live;
   const int32_t **cont; /* SCORE: start of each continuation in r.cont; owned */
@@ -66,6 +83,9 @@ struct mr_engine {
   mr_pool *pool;
   mr_kv *kv;
   mr_prefix *prefix; /* NULL: no sharing */
+  mr_kvtier *tier;
+  mr_kv_policy policy;
+  int window; /* of all layers, or 0 */
   mr_forward *forward;
   const mr_vocab *vocab; /* borrowed from the prompter; NULL: none */
   int32_t *ends;         /* ids that end a text in this model */
@@ -74,15 +94,20 @@ struct mr_engine {
 
   mr_flight *flights, **flights_end;
   mr_flight *finished, **finished_end;
-  int n_active;    /* requests admitted and not collected */
-  int n_sequences; /* of the flights, done or not */
-  int n_live;      /* of these, not done */
+  int n_active;       /* requests admitted and not collected */
+  int n_sequences;    /* of the flights, done or not */
+  int n_live;         /* of these, not done */
   int pages_reserved; /* beside the nodes of the tree */
   uint64_t admitted;  /* the age of the last one */
+  int n_parked;
+  uint64_t blocked; /* flights this old and older may begin: a parked one goes first; 0: all */
+  double share_sum; /* of the tokens that finished choices could have had, what they had, ... */
+  uint64_t share_n; /* ... and how many choices that were */
 
   /* the step being built; no allocation while stepping */
   mr_run *runs; /* max_step_tokens */
   mr_run_owner *owners;
+  uint64_t step; /* its number, from 1 */
   int n_runs, n_tokens, n_logits;
   uint8_t *ones; /* max_step_tokens flags, all 1 */
   mr_logit_job *jobs;
@@ -96,8 +121,9 @@ struct mr_engine {
 int mr_engine_pages(int64_t tokens);
 int mr_engine_used_pages(const mr_engine *e); /* by requests */
 
-/* engine_memory.c: takes pages for n tokens more, from the tree's idle ones where none is free. */
-mr_code mr_engine_take_pages(mr_engine *e, mr_kv_seq *kv, int n, mr_err *err);
+/* engine_memory.c: makes `want` pages free for f: idle ones of the tree, then those of the youngest
+ * flight that is younger than f and not in the step. False: there are not so many. */
+bool mr_flight_make_room(mr_engine *e, const mr_flight *f, int want);
 /* Nodes for a new flight's prompt, and their end. */
 mr_code mr_flight_join(mr_engine *e, mr_flight *f, mr_err *err);
 void mr_flight_leave(mr_engine *e, mr_flight *f);
@@ -108,6 +134,15 @@ bool mr_flight_share(mr_engine *e, mr_flight *f);
 int mr_flight_claim(mr_engine *e, mr_flight *f, int n);
 /* Tokens from `from` to f->fed are computed: others may have them. */
 void mr_flight_publish(mr_engine *e, mr_flight *f, int from);
+
+/* engine_park.c: gives up its pages: to disk, or to be computed again. */
+void mr_flight_park(mr_engine *e, mr_flight *f);
+/* Between two steps: parked flights come back when there is room, the oldest first. */
+void mr_engine_revive(mr_engine *e);
+/* An active flight that was spilled and holds what is the tree's: reads the rest. */
+void mr_flight_fetch(mr_engine *e, mr_flight *f);
+/* The slots that it holds. */
+void mr_flight_forget(mr_engine *e, mr_flight *f);
 
 /* The sequence is over: its pages and reservation are free again. */
 void mr_flight_retire(mr_engine *e, mr_flight *f, mr_sequence *s);

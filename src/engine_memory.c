@@ -3,22 +3,43 @@
 
 #include "io/mem.h"
 
-#define PARTIAL_MIN 8 /* tokens of a block worth a copy of it: a page is copied in far less time */
+#define PARTIAL_MIN                                                                                \
+  8 /* tokens of a block worth a copy of it: a page is copied in far less time                     \
+     */
 
 int mr_engine_used_pages(const mr_engine *e) {
   int cached = e->prefix ? mr_prefix_cached(e->prefix) : 0;
   return mr_kv_total_pages(e->kv) - mr_kv_free_pages(e->kv) - cached;
 }
 
-mr_code mr_engine_take_pages(mr_engine *e, mr_kv_seq *kv, int n, mr_err *err) {
-  mr_code rc;
-  while ((rc = mr_kv_seq_reserve(e->kv, kv, n)) == MR_E_AGAIN)
-    if (!e->prefix || !mr_prefix_evict(e->prefix, 1))
-      break;
-  return rc ? mr_err_set(err, MR_E_INTERNAL,
-                         "no KV pages for %d tokens that were reserved (%d free)", n,
-                         mr_kv_free_pages(e->kv))
-            : MR_OK;
+/* ---------------------------------------------------------------- room */
+
+/* Parking it gives pages back: its own, or such as only it keeps in the tree. */
+static bool holds_pages(const mr_engine *e, const mr_flight *f) {
+  return f->fed > 0 || (f->n_chain && mr_prefix_page(e->prefix, f->chain[0]) >= 0);
+}
+
+static mr_flight *youngest(const mr_engine *e, const mr_flight *than) {
+  mr_flight *last = NULL;
+  for (mr_flight *f = e->flights; f; f = f->next)
+    if (f->age > than->age && f->state == MR_FLIGHT_ACTIVE && f->step != e->step &&
+        holds_pages(e, f))
+      last = f;
+  return last;
+}
+
+bool mr_flight_make_room(mr_engine *e, const mr_flight *f, int want) {
+  for (;;) {
+    int missing = want - mr_kv_free_pages(e->kv);
+    if (missing <= 0)
+      return true;
+    if (e->prefix && mr_prefix_evict(e->prefix, missing))
+      continue;
+    mr_flight *victim = youngest(e, f);
+    if (!victim)
+      return false;
+    mr_flight_park(e, victim);
+  }
 }
 
 /* ---------------------------------------------------------------- shared prompts */
@@ -54,11 +75,11 @@ static void take_shared(mr_engine *e, mr_flight *f, int32_t page, int n) {
  * in a copy. */
 static void share_partial(mr_engine *e, mr_flight *f, int block) {
   int32_t page = -1, parent = block ? f->chain[block - 1] : -1;
-  if (f->partial_at == block)
+  if (f->partial_at == block || f->spilled)
     return;
   f->partial_at = block;
-  int n = mr_prefix_partial(e->prefix, parent, f->r.prompt + f->fed, f->r.n_prompt - 1 - f->fed,
-                            &page);
+  int n =
+      mr_prefix_partial(e->prefix, parent, f->r.prompt + f->fed, f->r.n_prompt - 1 - f->fed, &page);
   if (n >= PARTIAL_MIN)
     take_shared(e, f, page, n);
 }
@@ -70,6 +91,8 @@ bool mr_flight_share(mr_engine *e, mr_flight *f) {
   int block = f->fed / MR_KV_BLOCK;
   for (; block < f->n_chain && (page = mr_prefix_page(e->prefix, f->chain[block])) >= 0; block++)
     take_shared(e, f, page, MR_KV_BLOCK);
+  if (f->spilled && f->fed >= f->fetch_at)
+    return true;
   if (block < f->n_chain && !mr_prefix_claim(e->prefix, f->chain[block], f->age))
     return false;
   if (block <= f->n_chain)

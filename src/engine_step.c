@@ -28,9 +28,11 @@ typedef enum wanted { WANT_NONE, WANT_LAST, WANT_ALL } wanted;
 static mr_code add_run(mr_engine *e, mr_flight *f, mr_sequence *s, const int32_t *tokens, int n,
                        wanted want, mr_err *err) {
   mr_kv_seq *kv = s ? &s->kv : &f->seqs[0].kv;
-  mr_code rc = mr_engine_take_pages(e, kv, n, err);
-  if (rc)
-    return rc;
+  if (mr_kv_seq_reserve(e->kv, kv, n))
+    return mr_err_set(err, MR_E_INTERNAL, "no KV pages for %d tokens that were promised (%d free)",
+                      n, mr_kv_free_pages(e->kv));
+  f->step = e->step;
+  kv->long_rope = f->r.n_prompt > e->model->c.rope_original_context;
   e->runs[e->n_runs] = (mr_run){.seq = kv,
                                 .tokens = tokens,
                                 .n = n,
@@ -43,10 +45,21 @@ static mr_code add_run(mr_engine *e, mr_flight *f, mr_sequence *s, const int32_t
   return MR_OK;
 }
 
+/* The tokens that were chosen and not fed yet: one, or after a recomputation all. Only the last
+ * one's logits are new. */
+static mr_code add_chosen(mr_engine *e, mr_flight *f, mr_sequence *s, mr_err *err) {
+  int left = s->out.n_ids - s->fed, n = left < tokens_left(e) ? left : tokens_left(e);
+  if (!mr_flight_make_room(e, f, mr_kv_seq_wants(e->kv, &s->kv, n)))
+    return MR_OK; /* it waits */
+  if (n == left)
+    add_job(e, MR_JOB_PICK, f, s, e->n_logits, 0, false);
+  return add_run(e, f, s, s->out.ids + s->fed, n, n == left ? WANT_LAST : WANT_NONE, err);
+}
+
 static mr_code add_decode(mr_engine *e, mr_err *err) {
   int room = e->info.max_batch;
   for (mr_flight *f = e->flights; f; f = f->next) {
-    if (f->fed < f->r.n_prompt || f->r.task != MR_TASK_GENERATE)
+    if (f->fed < f->r.n_prompt || f->r.task != MR_TASK_GENERATE || f->state != MR_FLIGHT_ACTIVE)
       continue;
     for (int i = 0; i < f->n_seqs; i++) {
       mr_sequence *s = &f->seqs[i];
@@ -54,8 +67,7 @@ static mr_code add_decode(mr_engine *e, mr_err *err) {
         continue;
       if (room-- <= 0 || !tokens_left(e) || !logits_left(e))
         return MR_OK; /* more choices than a batch holds: the first ones go first */
-      add_job(e, MR_JOB_PICK, f, s, e->n_logits, 0, false);
-      mr_code rc = add_run(e, f, s, s->out.ids + s->fed, 1, WANT_LAST, err);
+      mr_code rc = add_chosen(e, f, s, err);
       if (rc)
         return rc;
     }
@@ -70,7 +82,7 @@ static mr_code add_continuations(mr_engine *e, mr_flight *f, mr_err *err) {
     int n = f->r.cont_len[i] - 1 - s->fed;
     n = n < tokens_left(e) ? n : tokens_left(e);
     n = n < logits_left(e) ? n : logits_left(e);
-    if (s->done || n <= 0)
+    if (s->done || n <= 0 || !mr_flight_make_room(e, f, mr_kv_seq_wants(e->kv, &s->kv, n)))
       continue;
     for (int t = 0; t < n; t++)
       add_job(e, MR_JOB_CONT, f, s, e->n_logits + t, s->fed + t + 1, false);
@@ -81,24 +93,40 @@ static mr_code add_continuations(mr_engine *e, mr_flight *f, mr_err *err) {
   return MR_OK;
 }
 
-/* What the last prompt token's logits are for. */
+/* What the last prompt token's logits are for. After a recomputation first tokens are there. */
 static void add_first_jobs(mr_engine *e, mr_flight *f, int row) {
   bool score = f->r.task == MR_TASK_SCORE;
   for (int i = 0; i < f->n_seqs && (score || f->max_new > 0); i++)
-    add_job(e, score ? MR_JOB_CONT : MR_JOB_PICK, f, &f->seqs[i], row, 0, f->n_seqs > 1);
+    if (!f->seqs[i].done && (score || !f->seqs[i].out.n_ids))
+      add_job(e, score ? MR_JOB_CONT : MR_JOB_PICK, f, &f->seqs[i], row, 0, f->n_seqs > 1);
+}
+
+/* Of n prompt tokens those that there are pages for: all, or up to the end of a page. */
+static int fit_pages(mr_engine *e, mr_flight *f, int n) {
+  mr_kv_seq *kv = &f->seqs[0].kv;
+  if (n > 0 && !mr_flight_make_room(e, f, mr_kv_seq_wants(e->kv, kv, n)))
+    while (n > 0 && mr_kv_seq_wants(e->kv, kv, n) > mr_kv_free_pages(e->kv))
+      n = (kv->len + n - 1) / MR_KV_BLOCK * MR_KV_BLOCK - kv->len;
+  return n;
 }
 
 static mr_code add_prompt(mr_engine *e, mr_flight *f, mr_err *err) {
   bool all = f->result->prompt_logprobs;
   if (!mr_flight_share(e, f))
     return MR_OK;
+  if (f->spilled && f->fed >= f->fetch_at) {
+    mr_flight_fetch(e, f);
+    return MR_OK;
+  }
   int left = f->r.n_prompt - f->fed;
   int n = left < tokens_left(e) ? left : tokens_left(e);
   if (all && n > logits_left(e))
     n = logits_left(e);
   else if (n == left && !logits_left(e))
     n--; /* the last token waits for a step with room for its logits */
-  n = mr_flight_claim(e, f, n);
+  if (f->spilled && n > f->fetch_at - f->fed)
+    n = f->fetch_at - f->fed;
+  n = fit_pages(e, f, mr_flight_claim(e, f, n));
   if (n <= 0)
     return MR_OK;
   int row = e->n_logits;
@@ -113,11 +141,19 @@ static mr_code add_prompt(mr_engine *e, mr_flight *f, mr_err *err) {
                  err);
 }
 
+static bool may_begin(const mr_engine *e, const mr_flight *f) {
+  return !e->blocked || f->age < e->blocked || f->fed > 0;
+}
+
 static mr_code build(mr_engine *e, mr_err *err) {
+  e->step++;
+  mr_engine_revive(e);
   e->n_runs = e->n_tokens = e->n_logits = 0;
   e->n_jobs = 0;
   mr_code rc = add_decode(e, err);
   for (mr_flight *f = e->flights; f && !rc && tokens_left(e); f = f->next) {
+    if (f->state != MR_FLIGHT_ACTIVE || !may_begin(e, f))
+      continue;
     if (f->fed < f->r.n_prompt)
       rc = add_prompt(e, f, err);
     else if (f->r.task == MR_TASK_SCORE)
@@ -158,7 +194,10 @@ static void run_job(void *ctx, int item, int worker) {
 
 static void prompt_done(mr_engine *e, mr_flight *f) {
   for (int i = 1; i < f->n_seqs; i++)
-    mr_kv_seq_share(e->kv, &f->seqs[i].kv, &f->seqs[0].kv, f->r.n_prompt);
+    if (!f->seqs[i].done)
+      mr_kv_seq_share(e->kv, &f->seqs[i].kv, &f->seqs[0].kv, f->r.n_prompt);
+  if (f->seqs[0].done) /* it was parked when the first choice was done */
+    mr_kv_seq_release(e->kv, &f->seqs[0].kv);
   if (f->r.task == MR_TASK_SCORE || f->max_new > 0)
     return;
   for (int i = 0; i < f->n_seqs; i++) { /* max_tokens 0: only the prompt was wanted */
@@ -183,6 +222,8 @@ static void advance(mr_engine *e) {
       e->stats.prompt_tokens_computed += (uint64_t)n;
     if (!s && f->fed == f->r.n_prompt)
       prompt_done(e, f);
+    if (e->window && e->runs[i].seq->len >= e->window)
+      mr_kv_seq_drop(e->kv, e->runs[i].seq, e->runs[i].seq->len - e->window + 1);
   }
 }
 
@@ -258,12 +299,25 @@ static void count(mr_engine *e, const mr_step_stats *st, double sample_s, double
   s->kv_pages_peak = used > s->kv_pages_peak ? used : s->kv_pages_peak;
 }
 
+/* Nobody can go on before something is read. */
+static mr_code wait_for_disk(mr_engine *e, mr_err *err) {
+  for (const mr_flight *f = e->flights; f; f = f->next)
+    if (f->state == MR_FLIGHT_FETCHING) {
+      mr_kvtier_wait(e->tier);
+      return MR_OK;
+    }
+  return mr_err_set(err, MR_E_INTERNAL, "no request can go on (%d pages free)",
+                    mr_kv_free_pages(e->kv));
+}
+
 mr_code mr_engine_step(mr_engine *e, mr_err *err) {
   if (!e->flights)
     return MR_OK;
   double start = mr_sys_seconds();
   mr_step_stats st = {0};
   mr_code rc = build(e, err);
+  if (!rc && !e->n_runs)
+    return wait_for_disk(e, err);
   if (!rc)
     rc = mr_forward_step(e->forward, e->runs, e->n_runs, &st, err);
   if (rc)

@@ -12,6 +12,8 @@ struct mr_forward {
   mr_buf *t; /* [T, d_model] a branch that is normed or scaled before it joins x; or NULL */
   mr_buf *q, *k, *v, *a; /* [T, heads*head_dim]; a: attention's output */
   mr_buf *gate, *up;     /* [T, d_ff]; gate NULL where the MLP has none */
+  mr_buf *low;           /* [T, q_lora] queries before their second matrix, or NULL */
+  mr_buf *scores;        /* [T, n_experts] of the router, or NULL */
   mr_buf *logits;        /* [max_logits, n_vocab] */
   int32_t *wanted;       /* [max_logits] rows of the step */
   float *slopes;         /* [n_heads], or NULL */
@@ -23,17 +25,31 @@ static bool fits(const mr_matrix *w, int n, int k) {
   return w->packed && w->n == n && w->k == k;
 }
 
-static bool layer_fits(const mr_config *c, const mr_layer *l) {
+static bool experts_fit(const mr_model *m, const mr_layer *l) {
+  int d = m->c.d_model;
+  bool ok = fits(&l->router, m->c.n_experts, d);
+  for (int e = 0; ok && e < mr_layer_experts(m); e++) {
+    int f = e < m->c.n_experts ? m->c.d_expert : m->c.d_shared;
+    const mr_expert *x = &l->experts[e];
+    ok = fits(&x->gate, f, d) && fits(&x->up, f, d) && fits(&x->down, d, f);
+  }
+  return ok;
+}
+
+static bool layer_fits(const mr_model *m, const mr_layer *l) {
+  const mr_config *c = &m->c;
   int q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim, d = c->d_model;
-  return fits(&l->q, q, d) && fits(&l->k, kv, d) && fits(&l->v, kv, d) && fits(&l->o, d, q) &&
-         (!c->arch.gated || fits(&l->gate, c->d_ff, d)) && fits(&l->up, c->d_ff, d) &&
+  bool attn = fits(&l->q, q, c->q_lora ? c->q_lora : d) && fits(&l->k, kv, d) &&
+              (c->arch.mla || fits(&l->v, kv, d)) && fits(&l->o, d, q) &&
+              (!c->q_lora || fits(&l->q_a, c->q_lora, d));
+  if (!attn || l->experts)
+    return attn && experts_fit(m, l);
+  return (!c->arch.gated || fits(&l->gate, c->d_ff, d)) && fits(&l->up, c->d_ff, d) &&
          fits(&l->down, d, c->d_ff);
 }
 
 static mr_code check_model(const mr_model *m, mr_err *err) {
   const mr_config *c = &m->c;
-  if (c->n_experts > 0)
-    return mr_err_set(err, MR_E_UNAVAILABLE, "models with experts cannot be run yet");
   if (c->head_dim_v && c->head_dim_v != c->head_dim)
     return mr_err_set(err, MR_E_UNAVAILABLE,
                       "keys of %d and values of %d a head cannot be run: they must be equal",
@@ -41,7 +57,7 @@ static mr_code check_model(const mr_model *m, mr_err *err) {
   bool ok = c->n_kv_heads > 0 && c->n_heads % c->n_kv_heads == 0 &&
             fits(&m->head, c->n_vocab, c->d_model);
   for (int i = 0; ok && i < c->n_layers; i++)
-    ok = layer_fits(c, &m->layers[i]);
+    ok = layer_fits(m, &m->layers[i]);
   return ok ? MR_OK
             : mr_err_set(err, MR_E_INTERNAL,
                          "the model's matrices are not packed or do not fit together");
@@ -62,6 +78,8 @@ static bool make_slopes(mr_forward *f) {
   for (int h = 0; h < c->n_heads; h++) {
     double step = h < pow2 ? h + 1 : h - pow2 + 0.5;
     f->slopes[h] = (float)pow(2, -(double)c->alibi_max_bias * step / pow2);
+    if (c->alibi_scaled)
+      f->slopes[h] *= c->attn_scale;
   }
   return true;
 }
@@ -69,7 +87,7 @@ static bool make_slopes(mr_forward *f) {
 static bool take_buffers(mr_forward *f) {
   const mr_config *c = &f->m->c;
   int q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
-  bool branch = c->arch.post_norms || c->residual_scale != 1;
+  bool branch = c->arch.post_norms || c->residual_scale != 1 || c->n_experts > 0;
   const struct want {
     mr_buf **buf;
     bool needed;
@@ -78,7 +96,9 @@ static bool take_buffers(mr_forward *f) {
              {&f->t, branch, f->max_tokens, c->d_model},
              {&f->q, true, f->max_tokens, q},
              {&f->k, true, f->max_tokens, kv},
-             {&f->v, true, f->max_tokens, kv},
+             {&f->v, !c->arch.mla, f->max_tokens, kv},
+             {&f->low, c->q_lora > 0, f->max_tokens, c->q_lora},
+             {&f->scores, c->n_experts > 0, f->max_tokens, c->n_experts},
              {&f->a, true, f->max_tokens, q},
              {&f->gate, c->arch.gated, f->max_tokens, c->d_ff},
              {&f->up, true, f->max_tokens, c->d_ff},
@@ -116,7 +136,8 @@ mr_code mr_forward_open(mr_forward **out, const mr_model *m, const mr_kernels *k
 void mr_forward_close(mr_forward *f) {
   if (!f)
     return;
-  mr_buf *all[] = {f->x, f->t, f->q, f->k, f->v, f->a, f->gate, f->up, f->logits};
+  mr_buf *all[] = {f->x,    f->t,  f->q,   f->k,      f->v,     f->a,
+                   f->gate, f->up, f->low, f->scores, f->logits};
   for (size_t i = 0; f->dev && i < sizeof all / sizeof *all; i++)
     f->dev->ops->buf_free(f->dev, all[i]);
   if (f->dev)
@@ -183,20 +204,30 @@ static mr_norm_spec pre_norm(const mr_config *c, const float *w, const float *b)
   return c->arch.pre_norms ? norm_of(c, w, b) : (mr_norm_spec){.kind = MR_NORM_NONE};
 }
 
-/* x += scale * post_norm(W f(in)): fused where there is neither norm nor scale. */
-static void join(mr_forward *f, mr_linear *op, const float *post_norm) {
+/* x += scale * post_norm(t). */
+static void join_branch(mr_forward *f, const float *post_norm) {
   const mr_config *c = &f->m->c;
-  if (!f->t) {
-    op->y[0] = f->x;
-    op->accumulate = true;
-    f->dev->ops->linear(f->dev, op);
-    return;
-  }
-  op->y[0] = f->t;
-  f->dev->ops->linear(f->dev, op);
   mr_norm_spec norm =
       c->arch.post_norms ? norm_of(c, post_norm, NULL) : (mr_norm_spec){.kind = MR_NORM_NONE};
   f->dev->ops->add(f->dev, f->x, f->t, &norm, c->residual_scale);
+}
+
+/* x += scale * post_norm(W f(in)): fused where there is neither norm nor scale. */
+static void join(mr_forward *f, mr_linear *op, const float *post_norm) {
+  const mr_config *c = &f->m->c;
+  bool plain = !c->arch.post_norms && c->residual_scale == 1;
+  op->y[0] = plain ? f->x : f->t;
+  op->accumulate = plain;
+  f->dev->ops->linear(f->dev, op);
+  if (!plain)
+    join_branch(f, post_norm);
+}
+
+/* Norms the residual stream itself after a branch has joined it (opt). */
+static void norm_stream(mr_forward *f, const float *w, const float *b) {
+  mr_norm_spec norm = norm_of(&f->m->c, w, b);
+  if (f->m->c.arch.norm_after)
+    f->dev->ops->norm(f->dev, f->x, &norm);
 }
 
 static void qkv(mr_forward *f, const mr_layer *l) {
@@ -206,41 +237,77 @@ static void qkv(mr_forward *f, const mr_layer *l) {
                   .n = 3,
                   .w = {&l->q, &l->k, &l->v},
                   .y = {f->q, f->k, f->v}};
+  if (f->m->c.arch.mla) {
+    op.n = 2;
+    op.w[0] = f->low ? &l->q_a : &l->q;
+    op.y[0] = f->low ? f->low : f->q;
+  }
   f->dev->ops->linear(f->dev, &op);
+  if (!f->low)
+    return;
+  mr_linear second = {.input = MR_INPUT_NORM,
+                      .x = f->low,
+                      .norm = norm_of(&f->m->c, l->q_a_norm, NULL),
+                      .n = 1,
+                      .w = {&l->q},
+                      .y = {f->q}};
+  f->dev->ops->linear(f->dev, &second);
 }
 
 static void attend(mr_forward *f, const mr_layer *l, int layer) {
   const mr_config *c = &f->m->c;
-  bool local = c->window > 0 && c->windowed[layer];
+  const mr_arch *a = &c->arch;
+  bool local = c->windowed[layer];
   mr_attend op = {.layer = layer,
                   .q = f->q,
                   .k = f->k,
-                  .v = f->v,
+                  .v = a->mla ? f->k : f->v, /* latents are both keys and values */
                   .out = f->a,
                   .q_norm = l->q_norm,
-                  .k_norm = l->k_norm,
-                  .norm_full = c->arch.qk_norm_full,
+                  .k_norm = a->mla ? l->kv_a_norm : l->k_norm,
+                  .norm_full = a->qk_norm_full,
+                  .norm_each = a->qk_norm_each,
+                  .norm_layer = a->qk_norm_layer,
+                  .norm_late = a->qk_norm_late,
+                  .norm_bare = a->qk_norm_bare && !c->no_rope[layer],
+                  .k_norm_dims = c->kv_lora,
+                  .no_rope = c->no_rope[layer],
                   .local = local,
                   .window = local ? c->window : 0,
-                  .slopes = f->slopes};
+                  .chunk = local ? c->chunk : 0,
+                  .slopes = f->slopes,
+                  .sinks = l->sinks};
   f->dev->ops->attend(f->dev, &op);
 }
 
 static void project(mr_forward *f, const mr_layer *l) {
-  join(f, &(mr_linear){.x = f->a, .n = 1, .w = {&l->o}}, l->attn_post_norm);
+  mr_linear op = {.x = f->a, .n = 1, .w = {&l->o}};
+  if (l->attn_sub_norm) {
+    op.input = MR_INPUT_NORM;
+    op.norm = norm_of(&f->m->c, l->attn_sub_norm, NULL);
+  }
+  join(f, &op, l->attn_post_norm);
+  norm_stream(f, l->attn_norm, l->attn_norm_b);
+}
+
+static mr_norm_spec mlp_norm(const mr_forward *f, const mr_layer *l) {
+  const mr_config *c = &f->m->c;
+  if (c->arch.parallel && !l->ffn_norm) /* one norm for both branches */
+    return pre_norm(c, l->attn_norm, l->attn_norm_b);
+  return pre_norm(c, l->ffn_norm, l->ffn_norm_b);
 }
 
 static void mlp_in(mr_forward *f, const mr_layer *l) {
-  const mr_config *c = &f->m->c;
-  bool shared = c->arch.parallel && !l->ffn_norm; /* one norm for both branches */
   mr_linear op = {.input = MR_INPUT_NORM,
                   .x = f->x,
-                  .norm = shared ? pre_norm(c, l->attn_norm, l->attn_norm_b)
-                                 : pre_norm(c, l->ffn_norm, l->ffn_norm_b),
+                  .norm = mlp_norm(f, l),
                   .n = 1,
                   .w = {&l->up},
                   .y = {f->up}};
-  if (c->arch.gated) {
+  if (l->experts) {
+    op.w[0] = &l->router;
+    op.y[0] = f->scores;
+  } else if (f->m->c.arch.gated) {
     op.n = 2;
     op.w[1] = &l->gate;
     op.y[1] = f->gate;
@@ -256,7 +323,21 @@ static void mlp_out(mr_forward *f, const mr_layer *l) {
                   .act = c->arch.act,
                   .n = 1,
                   .w = {&l->down}};
+  float slopes[] = {l->xielu[0], l->xielu[1], l->xielu[2], l->xielu_eps};
+  if (c->arch.xielu)
+    op.xielu = slopes;
+  if (l->ffn_sub_norm)
+    op.norm = norm_of(c, l->ffn_sub_norm, NULL);
+  else
+    op.norm.kind = MR_NORM_NONE;
   join(f, &op, l->ffn_post_norm);
+  norm_stream(f, l->ffn_norm, l->ffn_norm_b);
+}
+
+static void experts(mr_forward *f, const mr_layer *l) {
+  mr_experts op = {.layer = l, .x = f->x, .scores = f->scores, .norm = mlp_norm(f, l), .out = f->t};
+  f->dev->ops->experts(f->dev, &op);
+  join_branch(f, l->ffn_post_norm);
 }
 
 static void layer(mr_forward *f, int i) {
@@ -268,7 +349,10 @@ static void layer(mr_forward *f, int i) {
   project(f, l);
   if (!f->m->c.arch.parallel)
     mlp_in(f, l);
-  mlp_out(f, l);
+  if (l->experts)
+    experts(f, l);
+  else
+    mlp_out(f, l);
 }
 
 static void head(mr_forward *f) {
@@ -280,6 +364,8 @@ static void head(mr_forward *f) {
                   .n = 1,
                   .w = {&f->m->head},
                   .y = {f->logits}};
+  if (c->arch.norm_after) /* the stream is normed already */
+    op.norm.kind = MR_NORM_NONE;
   f->dev->ops->linear(f->dev, &op);
   f->dev->ops->finish(f->dev, f->logits, c->logit_scale, c->final_softcap);
 }
@@ -293,6 +379,10 @@ mr_code mr_forward_step(mr_forward *f, const mr_run *runs, int n_runs, mr_step_s
   if (rc)
     return rc;
   f->dev->ops->embed(f->dev, f->x);
+  if (f->m->embed_norm) {
+    mr_norm_spec norm = norm_of(&f->m->c, f->m->embed_norm, f->m->embed_norm_b);
+    f->dev->ops->norm(f->dev, f->x, &norm);
+  }
   for (int i = 0; i < f->m->c.n_layers; i++)
     layer(f, i);
   head(f);

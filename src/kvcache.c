@@ -150,6 +150,11 @@ static void own(mr_kv *kv, mr_kv_seq *s, int i) {
   set(kv, s, i, fresh);
 }
 
+int mr_kv_seq_wants(const mr_kv *kv, const mr_kv_seq *s, int more) {
+  int end = pages_for((int64_t)s->len + more);
+  return (end > s->n_pages ? end - s->n_pages : 0) + (more > 0 ? count_shared(kv, s, end) : 0);
+}
+
 mr_code mr_kv_seq_reserve(mr_kv *kv, mr_kv_seq *s, int more) {
   if (more <= 0)
     return more == 0 ? MR_OK : MR_E_INTERNAL;
@@ -157,8 +162,7 @@ mr_code mr_kv_seq_reserve(mr_kv *kv, mr_kv_seq *s, int more) {
   if (tokens > (int64_t)s->cap_pages * MR_KV_BLOCK)
     return MR_E_INTERNAL;
   int end = pages_for(tokens);
-  int fresh = end > s->n_pages ? end - s->n_pages : 0;
-  if (fresh + count_shared(kv, s, end) > kv->n_free)
+  if (mr_kv_seq_wants(kv, s, more) > kv->n_free)
     return MR_E_AGAIN;
   for (int i = s->len / MR_KV_BLOCK; i < s->n_pages && i < end; i++)
     own(kv, s, i);

@@ -23,6 +23,7 @@ typedef struct mr_kv_seq { /* block table of one sequence; pages[i] holds positi
   const uint8_t **at;      /* address of each page, NULL where dropped; owned */
   int n_pages, cap_pages;
   int n_dropped; /* leading pages given back by drop */
+  int long_rope; /* 1: the prompt is longer than the original context (longrope) */
   int len;       /* tokens stored; a caller may lower it (drafts that were refused) */
 } mr_kv_seq;
 
@@ -45,6 +46,8 @@ void mr_kv_page_drop(mr_kv *kv, int32_t page);
 
 /* A block table with room for max_len tokens; owns no pages yet. */
 mr_code mr_kv_seq_init(mr_kv_seq *s, int max_len, mr_err *err);
+/* Pages that reserve would take for `more` tokens. */
+int mr_kv_seq_wants(const mr_kv *kv, const mr_kv_seq *s, int more);
 /* Makes room for `more` tokens after s->len: takes pages, copies a shared last page. MR_E_AGAIN
  * (nothing changed) when too few are free, MR_E_INTERNAL past max_len. Does not change s->len; the
  * forward pass does. */
@@ -52,8 +55,8 @@ mr_code mr_kv_seq_reserve(mr_kv *kv, mr_kv_seq *s, int more);
 /* dst (initialized, empty, its max_len no smaller than len) shares the first `len` <= src->len
  * tokens of src by reference; nothing (dst->len 0) where src has dropped pages past them. */
 void mr_kv_seq_share(mr_kv *kv, mr_kv_seq *dst, const mr_kv_seq *src, int len);
-/* Goes on with `n` (1 to MR_KV_BLOCK) tokens of a page that others hold, by reference. s->len must be
- * a multiple of MR_KV_BLOCK and below max_len. */
+/* Goes on with `n` (1 to MR_KV_BLOCK) tokens of a page that others hold, by reference. s->len must
+ * be a multiple of MR_KV_BLOCK and below max_len. */
 void mr_kv_seq_append(mr_kv *kv, mr_kv_seq *s, int32_t page, int n);
 /* Holds `page` in place of its own page i: the same keys and values, stored once. */
 void mr_kv_seq_replace(mr_kv *kv, mr_kv_seq *s, int i, int32_t page);

@@ -1,275 +1,14 @@
-#include "src/model.h"
-
-#include <math.h>
-#include <string.h>
+#include "src/model_load.h"
 
 #include "io/mem.h"
 
-#define NAME 96     /* bytes of a tensor's name here; ours are shorter */
-#define PER_LAYER 7 /* matrices */
-
-typedef struct loader { /* the first error ends the work: every step looks at rc */
-  mr_model *m;
-  const mr_gguf *g;
-  uint8_t *used; /* a flag for each tensor of the file */
-  int layer;     /* -1: tensors of no layer */
-  mr_code rc;
-  mr_err *err;
-} loader;
-
-#define FAIL(l, code, ...)                                                                         \
-  ((l)->rc = mr_err_at((l)->err, code, mr_gguf_path((l)->g), 0, -1, __VA_ARGS__))
-
-/* Writes the full name to `name` and returns the tensor, or NULL. */
-static const mr_gguf_tensor *find(loader *l, const char *stem, const char *ext, char name[NAME]) {
-  if (l->layer < 0)
-    snprintf(name, NAME, "%s.%s", stem, ext);
-  else
-    snprintf(name, NAME, "blk.%d.%s.%s", l->layer, stem, ext);
-  return mr_gguf_find_tensor(l->g, name);
-}
-
-static bool has(loader *l, const char *stem) {
-  char name[NAME];
-  return find(l, stem, "weight", name) != NULL;
-}
-
-/* Shape [rows, cols] and a type that can be read; marks the tensor as used. */
-static bool check(loader *l, const mr_gguf_tensor *t, const char *name, int64_t rows,
-                  int64_t cols) {
-  const mr_dtype_info *type = mr_dtype_get(t->dtype);
-  if (t->dims[0] != cols || t->dims[1] != rows || t->dims[2] != 1 || t->dims[3] != 1) {
-    FAIL(l, MR_E_DATA, "tensor %s is [%lld, %lld%s]; the metadata asks for [%lld, %lld]", name,
-         (long long)t->dims[1], (long long)t->dims[0], t->dims[2] * t->dims[3] > 1 ? ", ..." : "",
-         (long long)rows, (long long)cols);
-    return false;
-  }
-  if (!type->to_f32) {
-    FAIL(l, MR_E_DATA, "tensor %s has type %s, which is not supported yet", name, type->name);
-    return false;
-  }
-  uint8_t *used = &l->used[t - mr_gguf_tensor_at(l->g, 0)];
-  if (!*used)
-    l->m->n_params += (uint64_t)(rows * cols);
-  *used = 1;
-  return true;
-}
-
-/* A vector (or a small table) of n floats, converted; *out is NULL where it is absent and not
- * needed. */
-static void vector(loader *l, const float **out, const char *stem, const char *ext, int64_t rows,
-                   int64_t n, bool needed) {
-  char name[NAME];
-  mr_model *m = l->m;
-  if (l->rc)
-    return;
-  const mr_gguf_tensor *t = find(l, stem, ext, name);
-  if (!t) {
-    if (needed)
-      FAIL(l, MR_E_DATA, "tensor %s of %lld values is missing", name, (long long)(rows * n));
-    return;
-  }
-  if (!check(l, t, name, rows, n))
-    return;
-  float *v = mr_mem_alloc((size_t)rows * (size_t)n, sizeof *v);
-  if (!v ||
-      !mr_mem_grow((void **)&m->vectors, &m->cap_vectors, m->n_vectors + 1, sizeof *m->vectors)) {
-    mr_mem_free(v);
-    FAIL(l, MR_E_NOMEM, "no memory for tensor %s", name);
-    return;
-  }
-  m->vectors[m->n_vectors++] = v;
-  mr_dtype_get(t->dtype)->to_f32(v, t->data, rows * n);
-  *out = v;
-}
-
-/* W [n, k] and its bias [n]. */
-static void matrix(loader *l, mr_matrix *w, const char *stem, int n, int k, bool bias) {
-  char name[NAME];
-  if (l->rc)
-    return;
-  const mr_gguf_tensor *t = find(l, stem, "weight", name);
-  if (!t) {
-    FAIL(l, MR_E_DATA, "tensor %s [%d, %d] is missing", name, n, k);
-    return;
-  }
-  if (!check(l, t, name, n, k))
-    return;
-  *w = (mr_matrix){.n = n, .k = k, .dtype = t->dtype, .data = t->data};
-  w->row_bytes = mr_dtype_bytes(t->dtype, (uint64_t)k);
-  vector(l, &w->bias, stem, "bias", 1, n, bias);
-}
-
-/* Rows first .. first + n - 1 of a fused matrix. */
-static mr_matrix rows_of(const mr_matrix *w, int first, int n) {
-  mr_matrix part = *w;
-  part.n = n;
-  part.data += (uint64_t)first * w->row_bytes;
-  if (part.bias)
-    part.bias += first;
-  return part;
-}
-
-/* A norm's weight, and its bias where such a norm has one. */
-static void norm(loader *l, const float **w, const float **b, const char *stem) {
-  const mr_config *c = &l->m->c;
-  vector(l, w, stem, "weight", 1, c->d_model, true);
-  if (b && c->arch.norm == MR_NORM_LAYER)
-    vector(l, b, stem, "bias", 1, c->d_model, c->arch.norm_bias);
-}
-
-static void attention(loader *l, mr_layer *y) {
-  const mr_config *c = &l->m->c;
-  int d = c->d_model, q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
-  if (c->arch.fused_qkv && !has(l, "attn_q")) {
-    mr_matrix all = {0};
-    matrix(l, &all, "attn_qkv", q + 2 * kv, d, c->arch.qkv_bias);
-    y->q = rows_of(&all, 0, q);
-    y->k = rows_of(&all, q, kv);
-    y->v = rows_of(&all, q + kv, kv);
-  } else {
-    matrix(l, &y->q, "attn_q", q, d, c->arch.qkv_bias);
-    matrix(l, &y->k, "attn_k", kv, d, c->arch.qkv_bias);
-    matrix(l, &y->v, "attn_v", kv, d, c->arch.qkv_bias);
-  }
-  matrix(l, &y->o, "attn_output", d, q, c->arch.out_bias);
-  if (c->arch.qk_norm) {
-    vector(l, &y->q_norm, "attn_q_norm", "weight", 1, c->arch.qk_norm_full ? q : c->head_dim, true);
-    vector(l, &y->k_norm, "attn_k_norm", "weight", 1, c->arch.qk_norm_full ? kv : c->head_dim,
-           true);
-  }
-}
-
-static void mlp(loader *l, mr_layer *y) {
-  const mr_config *c = &l->m->c;
-  int d = c->d_model, f = c->d_ff;
-  y->gate.dtype = -1;
-  if (c->arch.gated && c->arch.fused_gate_up && !has(l, "ffn_gate")) {
-    mr_matrix both = {0};
-    matrix(l, &both, "ffn_up", 2 * f, d, c->arch.mlp_bias);
-    y->gate = rows_of(&both, 0, f);
-    y->up = rows_of(&both, f, f);
-  } else {
-    if (c->arch.gated)
-      matrix(l, &y->gate, "ffn_gate", f, d, c->arch.mlp_bias);
-    matrix(l, &y->up, "ffn_up", f, d, c->arch.mlp_bias);
-  }
-  matrix(l, &y->down, "ffn_down", d, f, c->arch.mlp_bias);
-}
-
-/* Parallel layers have one norm for both branches, or attention's in attn_norm_2 (falcon), or two
- * as others. */
-static void layer_norms(loader *l, mr_layer *y) {
-  const mr_arch *a = &l->m->c.arch;
-  bool second = a->parallel && has(l, "attn_norm_2");
-  if (a->pre_norms) {
-    norm(l, &y->attn_norm, &y->attn_norm_b, second ? "attn_norm_2" : "attn_norm");
-    if (second || !a->parallel || has(l, "ffn_norm"))
-      norm(l, &y->ffn_norm, &y->ffn_norm_b, second ? "attn_norm" : "ffn_norm");
-  }
-  if (a->post_norms) {
-    norm(l, &y->attn_post_norm, NULL, "post_attention_norm");
-    norm(l, &y->ffn_post_norm, NULL, "post_ffw_norm");
-  }
-}
-
-static void rope_freqs(loader *l) {
-  mr_model *m = l->m;
-  if (m->c.arch.rope == MR_ROPE_NONE)
-    return;
-  vector(l, &m->rope_freqs, "rope_freqs", "weight", 1, m->c.rope_dims / 2, false);
-  for (int i = 0; !l->rc && m->rope_freqs && i < m->c.rope_dims / 2; i++)
-    if (!isfinite(m->rope_freqs[i]) || m->rope_freqs[i] <= 0)
-      FAIL(l, MR_E_DATA, "tensor rope_freqs.weight: factor %d is %g; it must be finite and above 0",
-           i, (double)m->rope_freqs[i]);
-}
-
-static void whole_model(loader *l) {
-  mr_model *m = l->m;
-  const mr_config *c = &m->c;
-  l->layer = -1;
-  matrix(l, &m->embed, "token_embd", c->n_vocab, c->d_model, false);
-  norm(l, &m->out_norm, &m->out_norm_b, "output_norm");
-  if (has(l, "output"))
-    matrix(l, &m->head, "output", c->n_vocab, c->d_model, false);
-  else
-    m->head = m->embed;
-  if (c->arch.learned_positions)
-    vector(l, &m->position_embd, "position_embd", "weight", c->context, c->d_model, true);
-  rope_freqs(l);
-  for (int i = 0; i < c->n_layers && !l->rc; i++) {
-    l->layer = i;
-    attention(l, &m->layers[i]);
-    mlp(l, &m->layers[i]);
-    layer_norms(l, &m->layers[i]);
-  }
-}
-
-static bool begins(mr_str s, const char *with) {
-  size_t n = strlen(with);
-  return s.len >= n && memcmp(s.s, with, n) == 0;
-}
-
-/* A tensor that the forward pass would have to use. Tables of inverse frequencies are computed, not
- * read. */
-static bool matters(mr_str name, int n_layers) {
-  static const char *const known[] = {"token_embd_norm.", "position_embd.", "rope_factors_",
-                                      "token_types."};
-  for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-    if (begins(name, known[i]))
-      return true;
-  if (!begins(name, "blk."))
-    return false;
-  int layer = 0;
-  size_t i = 4;
-  for (; i < name.len && name.s[i] >= '0' && name.s[i] <= '9' && layer < n_layers; i++)
-    layer = layer * 10 + (name.s[i] - '0');
-  mr_str rest = {name.s + i, name.len - i};
-  return i > 4 && layer < n_layers && begins(rest, ".") && !begins(rest, ".attn_rot_embd");
-}
-
-static void unused(loader *l) {
-  mr_model *m = l->m;
-  char name[NAME];
-  for (size_t i = 0; i < mr_gguf_n_tensors(l->g) && !l->rc; i++) {
-    if (l->used[i])
-      continue;
-    mr_str s = mr_gguf_tensor_at(l->g, i)->name;
-    if (matters(s, m->c.n_layers))
-      FAIL(l, MR_E_DATA,
-           "tensor %s is not known for architecture %s; leaving it out would give wrong results",
-           mr_gguf_show(s, name, sizeof name), m->c.arch.name);
-    else if (m->n_unused++ == 0)
-      m->unused = s;
-  }
-}
-
-static void vocabulary(loader *l) {
-  const mr_gguf_kv *tokens = mr_gguf_find(l->g, "tokenizer.ggml.tokens");
-  if (tokens && tokens->type == MR_GGUF_ARRAY && tokens->count > (uint64_t)l->m->c.n_vocab)
-    FAIL(l, MR_E_DATA, "the vocabulary has %llu tokens, but token_embd.weight only %d rows",
-         (unsigned long long)tokens->count, l->m->c.n_vocab);
-}
-
 static mr_code load(mr_model *m, const char *path, mr_err *err) {
-  mr_code rc = mr_gguf_open(&m->gguf, path, err);
-  if (rc == MR_OK)
-    rc = mr_config_from_gguf(&m->c, m->gguf, err);
+  mr_code rc = mr_weights_open(&m->weights, path, err);
   if (rc)
     return rc;
-  loader l = {.m = m, .g = m->gguf, .err = err};
-  l.used = mr_mem_alloc(mr_gguf_n_tensors(m->gguf), 1);
-  m->layers = mr_mem_alloc((size_t)m->c.n_layers, sizeof *m->layers);
-  if (!l.used || !m->layers)
-    FAIL(&l, MR_E_NOMEM, "no memory for %d layers", m->c.n_layers);
-  if (!l.rc)
-    whole_model(&l);
-  if (!l.rc)
-    unused(&l);
-  if (!l.rc)
-    vocabulary(&l);
-  mr_mem_free(l.used);
-  return l.rc;
+  m->gguf = m->weights->gguf;
+  rc = m->gguf ? mr_config_from_gguf(&m->c, m->gguf, err) : mr_config_from_dir(&m->c, path, err);
+  return rc ? rc : mr_load_model(m, err);
 }
 
 mr_code mr_model_open(mr_model **out, const char *path, mr_err *err) {
@@ -285,24 +24,46 @@ mr_code mr_model_open(mr_model **out, const char *path, mr_err *err) {
   return rc;
 }
 
-/* The i-th matrix of the layers; the head is the last, i = n_layers * PER_LAYER. */
-static mr_matrix *matrix_at(mr_model *m, int i) {
-  if (i == m->c.n_layers * PER_LAYER)
-    return &m->head;
-  mr_layer *y = &m->layers[i / PER_LAYER];
-  mr_matrix *const all[PER_LAYER] = {&y->q, &y->k, &y->v, &y->o, &y->gate, &y->up, &y->down};
-  return all[i % PER_LAYER];
+enum { OWN = 9 }; /* matrices of a layer beside its experts */
+
+int mr_layer_matrices(const mr_model *m, const mr_layer *y) {
+  return OWN + (y->experts ? 3 * mr_layer_experts(m) : 0);
 }
 
-static int n_matrices(const mr_model *m) {
-  return m->layers ? m->c.n_layers * PER_LAYER + 1 : 0;
+mr_matrix *mr_layer_matrix(mr_layer *y, int i) {
+  mr_matrix *const own[OWN] = {&y->q,  &y->k,    &y->v,   &y->o,     &y->gate,
+                               &y->up, &y->down, &y->q_a, &y->router};
+  if (i < OWN)
+    return own[i];
+  mr_expert *x = &y->experts[(i - OWN) / 3];
+  return (i - OWN) % 3 == 0 ? &x->gate : (i - OWN) % 3 == 1 ? &x->up : &x->down;
+}
+
+typedef mr_code (*visit)(void *ctx, mr_matrix *w, bool exact);
+
+/* Every matrix that is there; the head last. A router's scores decide which experts run, so it is
+ * always exact. Stops at an error. */
+static mr_code each_matrix(mr_model *m, visit fn, void *ctx) {
+  mr_code rc = MR_OK;
+  for (int i = 0; m->layers && i < m->c.n_layers; i++)
+    for (int j = 0; j < mr_layer_matrices(m, &m->layers[i]) && !rc; j++) {
+      mr_matrix *w = mr_layer_matrix(&m->layers[i], j);
+      if (w->n > 0 && w->dtype >= 0)
+        rc = fn(ctx, w, w == &m->layers[i].router);
+    }
+  return rc ? rc : fn(ctx, &m->head, false);
+}
+
+static mr_code unpack_one(void *ctx, mr_matrix *w, bool exact) {
+  (void)ctx;
+  (void)exact;
+  mr_mem_free(w->packed);
+  w->packed = NULL;
+  return MR_OK;
 }
 
 static void unpack(mr_model *m) {
-  for (int i = 0; i < n_matrices(m); i++) {
-    mr_mem_free(matrix_at(m, i)->packed);
-    matrix_at(m, i)->packed = NULL;
-  }
+  each_matrix(m, unpack_one, NULL);
   m->packed_bytes = 0;
 }
 
@@ -313,20 +74,24 @@ void mr_model_close(mr_model *m) {
   for (size_t i = 0; i < m->n_vectors; i++)
     mr_mem_free(m->vectors[i]);
   mr_mem_free(m->vectors);
+  for (int i = 0; m->layers && i < m->c.n_layers; i++)
+    mr_mem_free(m->layers[i].experts);
   mr_mem_free(m->layers);
-  mr_gguf_close(m->gguf);
+  mr_weights_close(m->weights);
   mr_mem_free(m);
 }
 
-void mr_matrix_row(const mr_matrix *w, int64_t row, float *dst) {
-  mr_dtype_get(w->dtype)->to_f32(dst, w->data + (uint64_t)row * w->row_bytes, w->k);
-}
-
 typedef struct pack_job {
+  mr_model *m;
+  const mr_kernels *k;
   const mr_gemm_ops *ops;
+  mr_scheme scheme;
+  mr_pool *pool;
   mr_matrix *w;
   float *rows;        /* nr rows for each worker */
   size_t rows_floats; /* of one worker */
+  size_t widest, most_rows;
+  mr_err *err;
 } pack_job;
 
 static void pack_one(void *ctx, int panel, int worker) {
@@ -335,50 +100,52 @@ static void pack_one(void *ctx, int panel, int worker) {
   int64_t first = (int64_t)panel * j->ops->nr;
   int cols = w->n - first < j->ops->nr ? (int)(w->n - first) : j->ops->nr;
   float *rows = j->rows + (size_t)worker * j->rows_floats;
-  mr_dtype_get(w->dtype)->to_f32(rows, w->data + (uint64_t)first * w->row_bytes,
-                                 (int64_t)cols * w->k);
+  for (int i = 0; i < cols; i++)
+    mr_matrix_row(w, first + i, rows + (size_t)i * (size_t)w->k);
   j->ops->pack_panel(w->packed + (size_t)panel * j->ops->panel_bytes(w->k), rows, (size_t)w->k,
                      cols, w->k);
 }
 
-static mr_code pack_matrix(mr_model *m, pack_job *j, mr_scheme scheme, mr_pool *pool, mr_err *err) {
-  mr_matrix *w = j->w;
+static mr_code pack_matrix(void *ctx, mr_matrix *w, bool exact) {
+  pack_job *j = ctx;
+  w->scheme = exact ? MR_SCHEME_F32 : j->scheme;
+  j->w = w;
+  j->ops = &j->k->gemm[w->scheme];
   int64_t panels = ((int64_t)w->n + j->ops->nr - 1) / j->ops->nr;
   size_t bytes;
   if (!mr_mem_mul((size_t)panels, j->ops->panel_bytes(w->k), &bytes) ||
       !(w->packed = mr_mem_pages(bytes)))
-    return mr_err_at(err, MR_E_NOMEM, mr_gguf_path(m->gguf), 0, -1,
+    return mr_err_at(j->err, MR_E_NOMEM, j->m->weights->path, 0, -1,
                      "no memory for the weights (a matrix [%d, %d] beside %llu bytes)", w->n, w->k,
-                     (unsigned long long)m->packed_bytes);
-  w->scheme = scheme;
-  m->packed_bytes += bytes;
-  if (pool)
-    mr_pool_run(pool, pack_one, j, (int)panels);
+                     (unsigned long long)j->m->packed_bytes);
+  j->m->packed_bytes += bytes;
+  if (j->pool)
+    mr_pool_run(j->pool, pack_one, j, (int)panels);
   else
     for (int p = 0; p < (int)panels; p++)
       pack_one(j, p, 0);
   return MR_OK;
 }
 
+static mr_code measure(void *ctx, mr_matrix *w, bool exact) {
+  pack_job *j = ctx;
+  size_t nr = (size_t)j->k->gemm[exact ? MR_SCHEME_F32 : j->scheme].nr;
+  j->widest = (size_t)w->k > j->widest ? (size_t)w->k : j->widest;
+  j->most_rows = nr > j->most_rows ? nr : j->most_rows;
+  return MR_OK;
+}
+
 mr_code mr_model_pack(mr_model *m, const mr_kernels *k, mr_scheme scheme, mr_pool *pool,
                       mr_err *err) {
-  pack_job j = {.ops = &k->gemm[scheme]};
+  pack_job j = {.m = m, .k = k, .scheme = scheme, .pool = pool, .err = err};
   size_t workers = pool ? (size_t)mr_pool_threads(pool) : 1, floats;
-  int widest = 0;
   unpack(m);
-  for (int i = 0; i < n_matrices(m); i++)
-    widest = matrix_at(m, i)->k > widest ? matrix_at(m, i)->k : widest;
-  j.rows_floats = (size_t)widest * (size_t)j.ops->nr;
+  each_matrix(m, measure, &j);
+  j.rows_floats = j.widest * j.most_rows;
   if (!mr_mem_mul(workers, j.rows_floats, &floats) ||
       !(j.rows = mr_mem_alloc(floats, sizeof *j.rows)))
-    return mr_err_at(err, MR_E_NOMEM, mr_gguf_path(m->gguf), 0, -1,
-                     "no memory to pack the weights");
-  mr_code rc = MR_OK;
-  for (int i = 0; i < n_matrices(m) && rc == MR_OK; i++) {
-    j.w = matrix_at(m, i);
-    if (j.w->dtype >= 0)
-      rc = pack_matrix(m, &j, scheme, pool, err);
-  }
+    return mr_err_at(err, MR_E_NOMEM, m->weights->path, 0, -1, "no memory to pack the weights");
+  mr_code rc = each_matrix(m, pack_matrix, &j);
   mr_mem_free(j.rows);
   if (rc)
     unpack(m);
@@ -392,9 +159,13 @@ static double flops(const mr_matrix *w) {
 double mr_model_layer_flops(const mr_model *m) {
   double n = 0;
   for (int i = 0; i < m->c.n_layers; i++) {
-    const mr_layer *y = &m->layers[i];
-    n += flops(&y->q) + flops(&y->k) + flops(&y->v) + flops(&y->o) + flops(&y->gate) +
-         flops(&y->up) + flops(&y->down);
+    mr_layer *y = &m->layers[i];
+    int all = m->c.n_experts, shared = m->c.d_shared > 0;
+    for (int j = 0; j < OWN; j++)
+      n += flops(mr_layer_matrix(y, j));
+    for (int j = OWN; j < mr_layer_matrices(m, y); j++)
+      n += flops(mr_layer_matrix(y, j)) *
+           (j < OWN + 3 * all ? (double)m->c.n_experts_used / all : shared);
   }
   return n;
 }

@@ -2,7 +2,8 @@
  * for the GEMM.
  *
  *     mr_model *m;
- *     mr_model_open(&m, path, &err);      maps and validates every tensor's name, shape and type
+ *     mr_model_open(&m, path, &err);      a GGUF file or a directory of safetensors: maps and
+ *                                         validates every tensor's name, shape and type
  *     mr_model_pack(m, kernels, MR_SCHEME_I8, pool, &err);     packs matrices into panels
  *     mr_model_close(m);                                       the map stays until here
  *
@@ -15,20 +16,31 @@
 #ifndef MR_SRC_MODEL_H
 #define MR_SRC_MODEL_H
 
+#include "io/weights.h"
 #include "kernels/dtype.h"
 #include "kernels/kernels.h"
 #include "kernels/pool.h"
 #include "src/config.h"
 
+typedef struct mr_quant mr_quant; /* matrix.h: how a quantized checkpoint holds a matrix */
+
 typedef struct mr_matrix { /* y = W x (+ b) */
   int n, k;
-  int dtype;           /* as stored; -1: absent */
+  int dtype;           /* as stored; -1: absent (n is then 0) */
   const uint8_t *data; /* mapped rows, row_bytes apart; borrowed */
   uint64_t row_bytes;
-  const float *bias; /* n floats, or NULL; owned by the model */
-  mr_scheme scheme;  /* of packed */
-  uint8_t *packed;   /* ceil(n / nr) panels; NULL until packed; owned by the model */
+  /* row r is the stored row first + r, or first + r / group * stride + r % group */
+  int first, group, stride;
+  bool columns;          /* stored transposed: row r is a column, row_bytes between its values */
+  const mr_quant *quant; /* or NULL; owned by the model */
+  const float *bias;     /* n floats, or NULL; owned by the model */
+  mr_scheme scheme;      /* of packed */
+  uint8_t *packed;       /* ceil(n / nr) panels; NULL until packed; owned by the model */
 } mr_matrix;
+
+typedef struct mr_expert {
+  mr_matrix gate, up, down; /* [d_expert, d_model] twice, [d_model, d_expert] */
+} mr_expert;
 
 typedef struct mr_layer {
   const float *attn_norm, *attn_norm_b; /* [d_model] */
@@ -38,26 +50,44 @@ typedef struct mr_layer {
   const float *ffn_norm, *ffn_norm_b; /* [d_model] */
   mr_matrix gate, up, down; /* gate (absent if not gated), up [d_ff, d_model], down [d_model, d_ff]
                              */
-  const float *ffn_post_norm; /* [d_model] */
+  const float *ffn_post_norm;                /* [d_model] */
+  const float *attn_sub_norm, *ffn_sub_norm; /* [n_heads*head_dim], [d_ff], or NULL */
+  const float *sinks;                        /* [n_heads], or NULL */
+  float xielu[3], xielu_eps;                 /* of arch.xielu: slopes above and below 0, beta */
+  mr_matrix q_a;            /* MLA: [q_lora, d_model]; q then reads its normed output */
+  const float *q_a_norm;    /* [q_lora] */
+  const float *kv_a_norm;   /* MLA: [kv_lora], of the first values of k */
+  mr_matrix router;         /* [n_experts, d_model]; n 0: a dense layer. Always packed exactly */
+  const float *route_bias;  /* [n_experts] added to scores for the choice only, or NULL */
+  const float *shared_gate; /* [d_model], or NULL */
+  mr_expert *experts; /* n_experts, and the shared one where there is one; owned by the model */
 } mr_layer;
 
 typedef struct mr_model {
   mr_config c;
-  mr_gguf *gguf;   /* owned */
-  mr_matrix embed; /* [n_vocab, d_model]; rows are dequantized as they are needed */
-  mr_matrix head;  /* [n_vocab, d_model]; the embedding again where tied */
+  mr_weights *weights; /* owned */
+  const mr_gguf *gguf; /* of weights; NULL: a directory */
+  mr_matrix embed;     /* [n_vocab, d_model]; rows are dequantized as they are needed */
+  mr_matrix head;      /* [n_vocab, d_model]; the embedding again where tied */
   const float *out_norm, *out_norm_b;
-  const float *rope_freqs;    /* [rope_dims/2] factors, or NULL */
-  const float *position_embd; /* [context, d_model], or NULL */
-  mr_layer *layers;           /* n_layers */
-  uint64_t n_params;          /* weights in matrices and norms; a tied head counts once */
-  int n_unused;               /* tensors that this program does not know and did not read */
-  mr_str unused;              /* the name of the first of them; borrowed from gguf */
+  const float *embed_norm, *embed_norm_b; /* [d_model], or NULL */
+  const float *rope_freqs;                /* [rope_dims/2] factors, or NULL */
+  const float *position_embd;             /* [context, d_model], or NULL */
+  mr_layer *layers;                       /* n_layers */
+  uint64_t n_params; /* weights in matrices and norms; a tied head counts once */
+  int n_unused;      /* tensors that this program does not know and did not read */
+  mr_str unused;     /* the name of the first of them; borrowed from gguf */
   uint64_t packed_bytes;
   /* every float vector above points into this */
   float **vectors;
   size_t n_vectors, cap_vectors;
 } mr_model;
+
+/* Matrices of a layer, present (n > 0) or not: i from 0 to mr_layer_matrices - 1. */
+int mr_layer_matrices(const mr_model *m, const mr_layer *y);
+mr_matrix *mr_layer_matrix(mr_layer *y, int i);
+/* Experts of a layer that has them, the shared one counted. */
+int mr_layer_experts(const mr_model *m);
 
 mr_code mr_model_open(mr_model **out, const char *path, mr_err *err);
 /* pool may be NULL: one thread. Packing again replaces what was packed. */
@@ -65,8 +95,10 @@ mr_code mr_model_pack(mr_model *m, const mr_kernels *k, mr_scheme scheme, mr_poo
                       mr_err *err);
 void mr_model_close(mr_model *m);
 
-/* One row of a mapped matrix as float32. */
+/* One row of a mapped matrix as float32 (matrix.c). */
 void mr_matrix_row(const mr_matrix *w, int64_t row, float *dst);
+/* Rows first .. first + n - 1. */
+mr_matrix mr_matrix_part(const mr_matrix *w, int first, int n);
 
 /* Multiply-adds*2 of the weights for one token: the layers, and the output head (only where logits
  * are computed). */

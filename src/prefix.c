@@ -9,18 +9,19 @@
 #define SIBLINGS 64 /* looked at for a common beginning */
 
 /* Invariants
- * 1. refs of a node >= refs of each of its children: chains begin at the root. So a node that is held
- *    has held ancestors, and a stored node has stored ancestors.
- * 2. A node with refs == 0 has a page and is in the list of idle ones (else it is removed), children
- *    before their parents: chains are released from their end. So the first idle node is a leaf.
+ * 1. refs of a node >= refs of each of its children: chains begin at the root. So a node that is
+ * held has held ancestors, and a stored node has stored ancestors.
+ * 2. A node with refs == 0 has a page and is in the list of idle ones (else it is removed),
+ * children before their parents: chains are released from their end. So the first idle node is a
+ * leaf.
  * 3. n_nodes <= cap - 1 where cap covers n_pages + `roomed`. */
 typedef struct node {
-  uint64_t hash; /* of the parent's hash and the tokens */
-  uint64_t owner; /* age of who computes it; 0: nobody */
+  uint64_t hash;                           /* of the parent's hash and the tokens */
+  uint64_t owner;                          /* age of who computes it; 0: nobody */
   int32_t parent, first_child, next, prev; /* siblings; `next` links free nodes, too */
   int32_t idle_next, idle_prev;
   int32_t page;
-  int32_t refs; /* requests */
+  int32_t refs;      /* requests */
   int32_t slot_next; /* of the hash table */
   int32_t tokens[MR_KV_BLOCK];
 } node;
@@ -295,6 +296,13 @@ int mr_prefix_evict(mr_prefix *p, int n) {
     discard(p, at);
   }
   return done;
+}
+
+int mr_prefix_common(const mr_prefix *p, const int32_t *chain, int n) {
+  int i = 0;
+  while (i < n && p->nodes[chain[i]].refs > 1)
+    i++;
+  return i;
 }
 
 int mr_prefix_held(const mr_prefix *p) {

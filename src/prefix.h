@@ -1,9 +1,10 @@
-/* prefix.h: the radix tree over prompts: whose keys and values are stored, and who is computing them.
+/* prefix.h: the radix tree over prompts: whose keys and values are stored, and who is computing
+ * them.
  *
  * A node is one block of MR_KV_BLOCK tokens after its parent's; the way from the root spells the
- * beginning of a prompt. A node holds a page once some request has computed it (published), until the
- * page is needed for something else. A request acquires the chain of nodes of its prompt when it
- * comes and releases it when it goes:
+ * beginning of a prompt. A node holds a page once some request has computed it (published), until
+ * the page is needed for something else. A request acquires the chain of nodes of its prompt when
+ * it comes and releases it when it goes:
  *
  *     mr_prefix_room(p, blocks)                        room for its nodes; the only allocation
  *     mr_prefix_acquire(p, tokens, n, chain)           finds nodes and makes those that are missing
@@ -44,14 +45,16 @@ bool mr_prefix_claim(mr_prefix *p, int32_t node, uint64_t age);
 /* Where the node has a page already that one stays. Returns the node's page. */
 int32_t mr_prefix_publish(mr_prefix *p, int32_t node, int32_t page, uint64_t age);
 
-/* The longest beginning of `tokens` (n of them) that some stored block after `parent` (-1: the root)
- * begins with: a request may share that page and go on in a copy. Returns its length, 0 without
- * one; looks at a bounded number of blocks. */
+/* The longest beginning of `tokens` (n of them) that some stored block after `parent` (-1: the
+ * root) begins with: a request may share that page and go on in a copy. Returns its length, 0
+ * without one; looks at a bounded number of blocks. */
 int mr_prefix_partial(const mr_prefix *p, int32_t parent, const int32_t *tokens, int n,
                       int32_t *page);
 
 /* Gives back up to n pages that no request holds; returns how many. */
 int mr_prefix_evict(mr_prefix *p, int n);
+/* How many of a chain's first n nodes other requests hold, too. */
+int mr_prefix_common(const mr_prefix *p, const int32_t *chain, int n);
 int mr_prefix_held(const mr_prefix *p);   /* nodes that requests hold */
 int mr_prefix_cached(const mr_prefix *p); /* pages of the others */
 

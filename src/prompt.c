@@ -4,6 +4,7 @@
 
 #include "io/mem.h"
 #include "src/config.h"
+#include "src/hf_dir.h"
 
 struct mr_prompter {
   mr_vocab *vocab;                 /* NULL: none */
@@ -55,13 +56,13 @@ static bool is_part(const char *s) {
 }
 
 /* Bytes that are no UTF-8 become U+FFFD. */
-static bool read_name(mr_prompter *p, const char *path) {
-  const char *slash = strrchr(path, '/'), *s = slash ? slash + 1 : path;
+static bool read_name(mr_prompter *p, const char *path, bool file) {
+  const char *slash = strrchr(path, '/'), *s = slash && slash[1] ? slash + 1 : path;
   size_t n = strlen(s);
   mr_text name = {0};
-  if (n > 5 && !strcmp(s + n - 5, ".gguf"))
+  if (file && n > 5 && !strcmp(s + n - 5, ".gguf"))
     n -= 5;
-  if (n > 15 && is_part(s + n - 15))
+  if (file && n > 15 && is_part(s + n - 15))
     n -= 15;
   for (size_t at = 0; at < n;) {
     uint32_t code;
@@ -109,22 +110,24 @@ static bool set_token(mr_prompter *p, const char *name, int32_t id) {
   return json_object_set_new(p->variables, name, json_stringn(text.s, text.len)) == 0;
 }
 
+static bool keep_bos(mr_prompter *p) {
+  mr_str bos;
+  if (mr_vocab_bos(p->vocab) < 0 || !mr_vocab_piece(p->vocab, mr_vocab_bos(p->vocab), &bos))
+    return true;
+  p->bos = mr_mem_copy(bos.s, bos.len);
+  p->bos_len = bos.len;
+  return p->bos != NULL;
+}
+
 static bool read_tokens(mr_prompter *p, const mr_gguf *g) {
   uint32_t unk = UINT32_MAX, pad = UINT32_MAX;
   mr_err ignored = MR_ERR_INIT;
-  mr_str bos;
   p->variables = json_object();
   if (!p->variables || !p->vocab)
     return p->variables != NULL;
   mr_gguf_u32(g, "tokenizer.ggml.unknown_token_id", &unk, &ignored);
   mr_gguf_u32(g, "tokenizer.ggml.padding_token_id", &pad, &ignored);
-  if (mr_vocab_bos(p->vocab) >= 0 && mr_vocab_piece(p->vocab, mr_vocab_bos(p->vocab), &bos)) {
-    p->bos = mr_mem_copy(bos.s, bos.len);
-    p->bos_len = bos.len;
-    if (!p->bos)
-      return false;
-  }
-  return set_token(p, "bos_token", mr_vocab_bos(p->vocab)) &&
+  return keep_bos(p) && set_token(p, "bos_token", mr_vocab_bos(p->vocab)) &&
          set_token(p, "eos_token", mr_vocab_eos(p->vocab)) &&
          set_token(p, "unk_token", unk <= INT32_MAX ? (int32_t)unk : -1) &&
          set_token(p, "pad_token", pad <= INT32_MAX ? (int32_t)pad : -1);
@@ -136,25 +139,85 @@ static mr_code fill(mr_prompter *p, const mr_gguf *g, const char *path, mr_err *
     c = read_sizes(p, g, err);
   if (!c)
     c = read_templates(p, g, err);
-  if (!c && (!read_name(p, path) || !read_tokens(p, g)))
+  if (!c && (!read_name(p, path, true) || !read_tokens(p, g)))
     c = mr_err_set(err, MR_E_NOMEM, "out of memory");
   return c;
 }
 
-mr_code mr_prompter_open(mr_prompter **out, const char *model_path, mr_err *err) {
-  mr_gguf *g = NULL;
-  *out = NULL;
-  mr_code c = mr_gguf_open(&g, model_path, err);
+/* ---- a directory ---- */
+
+static mr_code dir_template(mr_template **out, const mr_text *source, mr_err *err) {
+  return source->data ? mr_template_parse(out, source->data, source->len, err) : MR_OK;
+}
+
+static bool dir_tokens(mr_prompter *p, const mr_hf_dir *d) {
+  static const char *const names[] = {"bos_token", "eos_token", "unk_token", "sep_token",
+                                      "pad_token", "cls_token", "mask_token"};
+  p->variables = json_object();
+  for (size_t i = 0; p->variables && i < sizeof names / sizeof names[0]; i++) {
+    const json_t *t = mr_hf_dir_token(d, names[i]);
+    if (t && json_object_set_new(p->variables, names[i],
+                                 json_stringn(json_string_value(t), json_string_length(t))))
+      return false;
+  }
+  return p->variables && (!p->vocab || keep_bos(p));
+}
+
+static int limited(int64_t n) {
+  return n > INT32_MAX ? INT32_MAX : (int)n;
+}
+
+static mr_code fill_from_dir(mr_prompter *p, const mr_hf_dir *d, mr_err *err) {
+  mr_err ignored = MR_ERR_INIT;
+  mr_code c = mr_hf_dir_vocab(d, &p->vocab, err);
   if (c)
     return c;
-  mr_prompter *p = mr_mem_alloc(1, sizeof *p);
-  if (!p) {
-    mr_gguf_close(g);
+  p->context = limited(mr_hf_dir_context(d));
+  if (!p->context)
+    p->context = MR_DEFAULT_CONTEXT;
+  p->vocab_size = limited(mr_hf_dir_vocab_size(d));
+  if (!p->vocab_size && p->vocab)
+    p->vocab_size = mr_vocab_size(p->vocab);
+  if (d->plain.data)
+    p->source = mr_mem_copy(d->plain.data, d->plain.len);
+  c = dir_template(&p->plain, &d->plain, &p->template_error);
+  dir_template(&p->with_tools, &d->with_tools, &ignored);
+  bool failed = c == MR_E_NOMEM || (d->plain.data && !p->source);
+  if (failed || !read_name(p, d->path, false) || !dir_tokens(p, d))
     return mr_err_set(err, MR_E_NOMEM, "out of memory");
-  }
-  p->template_error = (mr_err)MR_ERR_INIT;
-  c = fill(p, g, model_path, err);
+  return MR_OK;
+}
+
+/* ---- either ---- */
+
+static mr_code open_dir(mr_prompter *p, const char *path, mr_err *err) {
+  mr_hf_dir d;
+  mr_code c = mr_hf_dir_open(&d, path, err);
+  if (c)
+    return c;
+  c = fill_from_dir(p, &d, err);
+  mr_hf_dir_close(&d);
+  return c;
+}
+
+static mr_code open_file(mr_prompter *p, const char *path, mr_err *err) {
+  mr_gguf *g = NULL;
+  mr_code c = mr_gguf_open(&g, path, err);
+  if (c)
+    return c;
+  c = fill(p, g, path, err);
   mr_gguf_close(g);
+  return c;
+}
+
+mr_code mr_prompter_open(mr_prompter **out, const char *model_path, mr_err *err) {
+  *out = NULL;
+  mr_prompter *p = mr_mem_alloc(1, sizeof *p);
+  if (!p)
+    return mr_err_set(err, MR_E_NOMEM, "out of memory");
+  p->template_error = (mr_err)MR_ERR_INIT;
+  mr_code c =
+      mr_hf_dir_is(model_path) ? open_dir(p, model_path, err) : open_file(p, model_path, err);
   if (c)
     mr_prompter_close(p);
   else
@@ -210,7 +273,8 @@ const mr_template *mr_prompter_template(const mr_prompter *p, bool tools, mr_err
     *err = p->template_error;
   else if (!p->template_error.code)
     mr_err_set(err, MR_E_DATA,
-               "the model has no chat template (tokenizer.chat_template): give the row a prompt "
+               "the model has no chat template (tokenizer.chat_template, or chat_template.jinja of "
+               "a directory): give the row a prompt "
                "instead of messages");
   return NULL;
 }

@@ -1,11 +1,13 @@
 /* prompt.h: what the runner needs to turn a row into token ids before any weight is loaded:
- * vocabulary, chat template, context length, generation defaults of one model file.
+ * vocabulary, chat template and context length of one model: a GGUF file or a Hugging Face
+ * directory (hf_dir.h).
  *
  *     mr_prompter *p;  mr_prompter_open(&p, path, &err);       reads metadata only; immutable
  * afterwards mr_prompter_chat(p, &req, &ids, &err);   mr_prompter_text(p, text, len, &ids, &err);
  *
  * A template sees the row's chat_template_kwargs, the texts of the special tokens (bos_token,
- * eos_token, unk_token, pad_token, where the model has them), and messages, tools and documents
+ * eos_token, unk_token, pad_token, where the model has them; a directory's sep_token, cls_token and
+ * mask_token too), and messages, tools and documents
  * (None when absent) and add_generation_prompt, as under transformers. Text of the row stays text
  * when it is tokenized.
  */
@@ -40,7 +42,7 @@ const char *mr_prompter_template_source(const mr_prompter *p); /* NULL: none */
 const mr_template *mr_prompter_template(const mr_prompter *p, bool tools, mr_err *err);
 /* bos_token and the like as template variables: an object, borrowed. */
 const json_t *mr_prompter_variables(const mr_prompter *p);
-/* The model's file without its directory, .gguf and the number of a part. */
+/* The model's file without its directory, .gguf and the number of a part; a directory's name. */
 const char *mr_prompter_name(const mr_prompter *p);
 
 /* Renders and tokenizes with exactly one BOS where the vocabulary adds one or the template writes

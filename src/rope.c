@@ -11,8 +11,11 @@ static double yarn_dim(const mr_config *c, double base, double turns) {
 
 /* Share of the unscaled frequency in pair i: 1 for fast pairs, 0 for slow ones, a ramp between. */
 static double yarn_share(const mr_config *c, double base, int i) {
-  double low = floor(yarn_dim(c, base, c->yarn_beta_fast));
-  double high = ceil(yarn_dim(c, base, c->yarn_beta_slow));
+  double low = yarn_dim(c, base, c->yarn_beta_fast), high = yarn_dim(c, base, c->yarn_beta_slow);
+  if (!c->yarn_exact) {
+    low = floor(low);
+    high = ceil(high);
+  }
   low = fmax(low, 0);
   high = fmin(high, c->rope_dims - 1);
   double at = (i - low) / fmax(0.001, high - low);
@@ -52,8 +55,9 @@ mr_code mr_rope_open(mr_rope_table *t, const mr_config *c, const float *factors,
         err, MR_E_DATA,
         "rotary positions over %d of %d values a head and %d positions are impossible",
         c->rope_dims, c->head_dim, c->context);
-  bool own_base = local && c->rope_base_local > 0 && c->rope_base_local != c->rope_base;
-  double base = own_base ? c->rope_base_local : c->rope_base;
+  bool own_base = local && ((c->rope_base_local > 0 && c->rope_base_local != c->rope_base) ||
+                            c->rope_local_plain);
+  double base = own_base && c->rope_base_local > 0 ? c->rope_base_local : c->rope_base;
   t->n_rot = c->rope_dims;
   t->magnitude = own_base ? 1 : magnitude(c);
   t->rows = mr_mem_alloc((size_t)t->n_pos * (size_t)t->n_rot, sizeof *t->rows);

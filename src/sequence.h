@@ -14,7 +14,7 @@
 #define MR_SRC_SEQUENCE_H
 
 #include "src/engine.h"
-#include "src/kvcache.h"
+#include "src/kvtier.h"
 
 typedef struct mr_sequence {
   mr_kv_seq kv;                /* prompt and what came after it */
@@ -28,6 +28,7 @@ typedef struct mr_sequence {
   mr_sampled picked;  /* of this step */
   int fed;            /* tokens after the prompt whose keys and values are stored */
   int own_pages;      /* reserved for it alone */
+  mr_parked parked;   /* its own pages, while its request is parked */
   bool done;
 } mr_sequence;
 

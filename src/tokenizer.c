@@ -4,6 +4,7 @@
 
 #include "io/mem.h"
 #include "src/bpe.h"
+#include "src/hf_tokenizer.h"
 #include "src/special.h"
 #include "src/spm.h"
 
@@ -51,6 +52,8 @@ mr_code mr_tokenizer_encode(const mr_vocab *v, const char *text, size_t len, con
     return mr_err_set(err, MR_E_DATA,
                       "the text has %zu bytes; at most %zu can be tokenized at once", len,
                       MAX_TEXT);
+  if (v->hf)
+    return mr_hf_encode(v, text, len, plain, flags, out, err);
   size_t before = out->n;
   mr_spans spans = {0};
   int ok = mr_special_split(v, text, len, plain, flags & MR_TOK_PARSE_SPECIAL, &spans);
@@ -86,6 +89,10 @@ void mr_detok_bytes(const mr_vocab *v, int32_t id, mr_text *out) {
   mr_str t;
   if (!mr_vocab_piece(v, id, &t))
     return;
+  if (v->hf) {
+    mr_hf_decode(v, id, false, out);
+    return;
+  }
   uint8_t type = v->type[id];
   int byte = type == MR_TOKEN_BYTE ? named_byte(t) : -1;
   if (byte >= 0) {
@@ -151,10 +158,17 @@ void mr_detok_push(mr_detok *d, int32_t id, mr_text *out) {
   if (!d->control && mr_vocab_is_control(d->v, id))
     return;
   size_t at = out->len;
-  mr_detok_bytes(d->v, id, out);
+  size_t skip = 0;
+  if (d->v->hf) { /* its steps know what goes at the start */
+    mr_hf_decode(d->v, id, d->first && d->strip_space, out);
+    d->first = false;
+  } else {
+    mr_detok_bytes(d->v, id, out);
+    skip = d->first && d->strip_space && out->len > at && out->data[at] == ' ';
+  }
   if (out->failed || out->len == at)
     return;
-  size_t skip = d->first && d->strip_space && out->data[at] == ' ', n = out->len - at - skip;
+  size_t n = out->len - at - skip;
   d->first = false;
   if (!skip && !d->n_held && mr_utf8_valid(out->data + at, n) < 0)
     return;

@@ -6,6 +6,7 @@
 #include "io/hash.h"
 #include "io/mem.h"
 #include "src/bpe.h"
+#include "src/hf_tokenizer.h"
 
 #define K_MODEL "tokenizer.ggml.model"
 #define K_TOKENS "tokenizer.ggml.tokens"
@@ -26,7 +27,7 @@ static mr_code no_memory(mr_err *err) {
 
 /* ---- indexes ---- */
 
-static int index_init(mr_index *x, size_t n) {
+int mr_vocab_index_init(mr_index *x, size_t n) {
   size_t size = 16;
   while (size < 2 * n)
     size *= 2;
@@ -55,11 +56,24 @@ int32_t mr_vocab_lookup(const mr_vocab *v, const mr_index *x, const char *s, siz
   return x->slot[slot_of(v, x, s, len)];
 }
 
-static void index_add(const mr_vocab *v, mr_index *x, int32_t id) {
+void mr_vocab_index_add(const mr_vocab *v, mr_index *x, int32_t id, bool replace) {
   mr_str t = mr_vocab_text(v, id);
   uint32_t i = slot_of(v, x, t.s, t.len);
-  if (x->slot[i] < 0)
+  if (x->slot[i] < 0 || replace)
     x->slot[i] = id;
+}
+
+int mr_vocab_rules_init(mr_vocab *v, size_t n) {
+  size_t size = 16;
+  while (size < 2 * n)
+    size *= 2;
+  v->rules = mr_mem_alloc(size, sizeof *v->rules);
+  if (!v->rules)
+    return 0;
+  v->rules_mask = (uint32_t)size - 1;
+  for (size_t i = 0; i < size; i++)
+    v->rules[i].pair = FREE_PAIR;
+  return 1;
 }
 
 static uint32_t rule_slot(const mr_vocab *v, uint64_t pair) {
@@ -78,6 +92,11 @@ bool mr_vocab_rule(const mr_vocab *v, int32_t left, int32_t right, int32_t *rank
   return true;
 }
 
+void mr_vocab_rule_put(mr_vocab *v, int32_t left, int32_t right, int32_t rank, int32_t id) {
+  uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+  v->rules[rule_slot(v, pair)] = (mr_merge_rule){pair, rank, id};
+}
+
 /* ---- texts ---- */
 
 /* Byte-level vocabularies write each byte as a printable character: those that are printable in
@@ -93,17 +112,17 @@ static int byte_of(uint32_t code) {
   return (int)(k <= 0x20 ? k : k <= 0x42 ? k - 0x21 + 0x7f : 0xad);
 }
 
-/* Writes the bytes that s stands for; returns how many, or -1 if s is not made of such characters.
- */
-static int64_t decode_bytes(mr_str s, char *out) {
+int64_t mr_vocab_decode_bytes(mr_str s, char *out) {
   size_t n = 0;
+  uint32_t code;
   for (size_t i = 0; i < s.len;) {
-    uint32_t code;
     i += (size_t)mr_utf8_next(s.s + i, s.len - i, &code);
-    int b = byte_of(code);
-    if (b < 0)
+    if (byte_of(code) < 0)
       return -1;
-    out[n++] = (char)b;
+  }
+  for (size_t i = 0; i < s.len;) {
+    i += (size_t)mr_utf8_next(s.s + i, s.len - i, &code);
+    out[n++] = (char)byte_of(code);
   }
   return (int64_t)n;
 }
@@ -204,7 +223,7 @@ static mr_code read_tokens(mr_vocab *v, const mr_gguf *g, mr_err *err) {
     mr_str s = mr_gguf_item_str(kv, &cursor);
     char *to = v->blob + v->at[i];
     bool literal = v->spm || is_special(v, i) || v->type[i] == MR_TOKEN_BYTE;
-    int64_t len = literal ? -1 : decode_bytes(s, to);
+    int64_t len = literal ? -1 : mr_vocab_decode_bytes(s, to);
     if (len < 0)
       memcpy(to, s.s, s.len);
     v->at[i + 1] = v->at[i] + (uint32_t)(len < 0 ? (int64_t)s.len : len);
@@ -221,13 +240,13 @@ static void note_joins(mr_vocab *v, mr_str t) {
 }
 
 static mr_code fill_indexes(mr_vocab *v, mr_err *err) {
-  if (!index_init(&v->all, (size_t)v->n) || !index_init(&v->words, (size_t)v->n))
+  if (!mr_vocab_index_init(&v->all, (size_t)v->n) || !mr_vocab_index_init(&v->words, (size_t)v->n))
     return no_memory(err);
   for (int32_t i = 0; i < v->n; i++) {
-    index_add(v, &v->all, i);
+    mr_vocab_index_add(v, &v->all, i, false);
     if (!is_word(v, i))
       continue;
-    index_add(v, &v->words, i);
+    mr_vocab_index_add(v, &v->words, i, false);
     mr_str t = mr_vocab_text(v, i);
     v->longest = t.len > v->longest ? (uint32_t)t.len : v->longest;
     if (v->spm)
@@ -243,7 +262,7 @@ static mr_code fill_indexes(mr_vocab *v, mr_err *err) {
 
 /* Token of a part of a merge, -1: none. */
 static int32_t part_id(const mr_vocab *v, mr_str s, char *buf) {
-  int64_t n = decode_bytes(s, buf);
+  int64_t n = mr_vocab_decode_bytes(s, buf);
   return n < 0 ? -1 : mr_vocab_lookup(v, &v->words, buf, (size_t)n);
 }
 
@@ -259,10 +278,10 @@ static mr_code add_rule(mr_vocab *v, mr_str s, int32_t rank, mr_text *buf, mr_er
     return no_memory(err);
   mr_str left = {s.s, (size_t)(space - s.s)}, right = {space + 1, s.len - left.len - 1};
   int32_t a = part_id(v, left, buf->data), b = part_id(v, right, buf->data);
-  int64_t n = a < 0 || b < 0 ? -1 : decode_bytes(left, buf->data);
+  int64_t n = a < 0 || b < 0 ? -1 : mr_vocab_decode_bytes(left, buf->data);
   if (n < 0)
     return MR_OK;
-  n += decode_bytes(right, buf->data + n);
+  n += mr_vocab_decode_bytes(right, buf->data + n);
   int32_t id = mr_vocab_lookup(v, &v->words, buf->data, (size_t)n);
   uint64_t pair = (uint64_t)(uint32_t)a << 32 | (uint32_t)b;
   mr_merge_rule *r = &v->rules[rule_slot(v, pair)];
@@ -278,15 +297,8 @@ static mr_code read_merges(mr_vocab *v, const mr_gguf *g, mr_err *err) {
   if (!kv || kv->count > MAX_TOKENS)
     return mr_err_set(err, MR_E_DATA, K_MERGES " is %s",
                       kv ? "too long" : "missing: a byte-level vocabulary needs it");
-  size_t size = 16;
-  while (size < 2 * (size_t)kv->count)
-    size *= 2;
-  v->rules = mr_mem_alloc(size, sizeof *v->rules);
-  if (!v->rules)
+  if (!mr_vocab_rules_init(v, (size_t)kv->count))
     return no_memory(err);
-  v->rules_mask = (uint32_t)size - 1;
-  for (size_t i = 0; i < size; i++)
-    v->rules[i].pair = FREE_PAIR;
   mr_text buf = {0};
   uint64_t cursor = 0;
   mr_code c = MR_OK;
@@ -359,7 +371,7 @@ static int32_t control_named(const mr_vocab *v, const char *text) {
 
 /* Chat models end a turn with other tokens than EOS, and files seldom say so: the usual ones are
  * known by name. */
-static void mark_ends(mr_vocab *v) {
+void mr_vocab_mark_ends(mr_vocab *v) {
   static const char *const names[] = {
       "<|eot_id|>",
       "<|im_end|>",
@@ -392,7 +404,7 @@ static void mark_ends(mr_vocab *v) {
 static mr_code read_ends(mr_vocab *v, const mr_gguf *g, mr_err *err) {
   static const char *const keys[] = {K_EOS, "tokenizer.ggml.eot_token_id",
                                      "tokenizer.ggml.eom_token_id"};
-  mark_ends(v);
+  mr_vocab_mark_ends(v);
   if (v->eos >= 0)
     v->mark[v->eos] |= MR_MARK_END;
   for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
@@ -454,6 +466,16 @@ static void sink(const mr_vocab *v, int32_t *a, int32_t i, int32_t n) {
   }
 }
 
+void mr_vocab_sort(const mr_vocab *v, int32_t *a, int32_t n) {
+  for (int32_t i = n / 2 - 1; i >= 0; i--)
+    sink(v, a, i, n);
+  for (int32_t k = n - 1; k > 0; k--) {
+    int32_t t = a[0];
+    a[0] = a[k], a[k] = t;
+    sink(v, a, 0, k);
+  }
+}
+
 static mr_code list_special(mr_vocab *v, mr_err *err) {
   for (int32_t i = 0; i < v->n; i++)
     v->n_special += is_special(v, i) && v->at[i + 1] > v->at[i];
@@ -469,13 +491,7 @@ static mr_code list_special(mr_vocab *v, mr_err *err) {
     v->special_from[first + 1]++;
     v->first_user[first] |= v->type[i] == MR_TOKEN_USER;
   }
-  for (int32_t i = n / 2 - 1; i >= 0; i--)
-    sink(v, a, i, n);
-  for (int32_t k = n - 1; k > 0; k--) {
-    int32_t t = a[0];
-    a[0] = a[k], a[k] = t;
-    sink(v, a, 0, k);
-  }
+  mr_vocab_sort(v, a, n);
   for (int b = 0; b < 256; b++)
     v->special_from[b + 1] += v->special_from[b];
   return MR_OK;
@@ -541,6 +557,7 @@ void mr_vocab_close(mr_vocab *v) {
   mr_mem_free(v->special);
   mr_mem_free(v->pre);
   mr_pretok_close(v->pretok);
+  mr_hf_close(v->hf);
   mr_mem_free(v);
 }
 
@@ -577,7 +594,7 @@ bool mr_vocab_is_control(const mr_vocab *v, int32_t id) {
 }
 
 const char *mr_vocab_kind(const mr_vocab *v) {
-  return v->spm ? "spm" : "bpe";
+  return v->kind ? v->kind : v->spm ? "spm" : "bpe";
 }
 
 const char *mr_vocab_pre(const mr_vocab *v) {

@@ -61,6 +61,8 @@ struct mr_vocab {
   bool add_bos, add_eos, add_space_prefix;
   mr_pretok *pretok; /* byte-level */
   char *pre;
+  struct mr_hf *hf; /* the steps of a tokenizer.json (hf_tokenizer.h); NULL: none of the above */
+  const char *kind; /* its name; NULL: spm or bpe */
 };
 
 static inline mr_str mr_vocab_text(const mr_vocab *v, int32_t id) {
@@ -69,6 +71,24 @@ static inline mr_str mr_vocab_text(const mr_vocab *v, int32_t id) {
 
 /* Id of the text in one of the indexes, or -1. */
 int32_t mr_vocab_lookup(const mr_vocab *v, const mr_index *index, const char *s, size_t len);
+
+/* Makes an index for n texts. 0: out of memory. */
+int mr_vocab_index_init(mr_index *index, size_t n);
+/* Of equal texts the first one stays, or the last with `replace`. */
+void mr_vocab_index_add(const mr_vocab *v, mr_index *index, int32_t id, bool replace);
+
+/* Makes the table of n rules (0: out of memory); adds one, or replaces that of its pair. */
+int mr_vocab_rules_init(mr_vocab *v, size_t n);
+void mr_vocab_rule_put(mr_vocab *v, int32_t left, int32_t right, int32_t rank, int32_t id);
+
+/* Writes the bytes that s stands for in byte-level spelling (out may be s.s) and returns how many,
+ * or -1 if s is not made of such characters. */
+int64_t mr_vocab_decode_bytes(mr_str s, char *out);
+
+/* Sorts ids by text. */
+void mr_vocab_sort(const mr_vocab *v, int32_t *ids, int32_t n);
+/* Marks the control tokens that are known to end a turn. */
+void mr_vocab_mark_ends(mr_vocab *v);
 
 /* Rank and result of merging two tokens; false: they do not merge. */
 bool mr_vocab_rule(const mr_vocab *v, int32_t left, int32_t right, int32_t *rank, int32_t *id);

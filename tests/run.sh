@@ -4,7 +4,10 @@
 #   cli       golden command-line tests          tidy       style and layout of the sources
 #   clang     the whole tree builds with clang   asan       a bounded share of unit, address and UB sanitizers
 #   asan-all  all of unit, the same              tsan       the threaded ones, thread sanitizer
-#   valgrind  one small job under memcheck
+#   valgrind  one small job under memcheck       cron       a crontab line through a real cron daemon (root, a minute)
+#   slurm     an array on a single-node Slurm    stop       signals, two runs, closed files, full disks, real runs
+#   kill      kill -9 at random times, 30 times  kill-long  1,000 times
+#   crash     crashes and faults, 100 outcomes at each point (unit tries a few)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 build=$1
@@ -18,6 +21,18 @@ result() { # name rc: counts one plain check
     passed=$((passed + 1)); echo "ok   $1"
   else
     failed=$((failed + 1)); echo "FAIL $1"; tail -n 40 "$log"
+  fi
+}
+
+script() { # name command...: the same for a script that may say 77: it cannot be had here
+  local name=$1 rc
+  shift
+  "$@" >"$log" 2>&1
+  rc=$?
+  if [ $rc -eq 77 ]; then
+    skipped=$((skipped + 1)); echo "skip $name: $(tail -n 1 "$log")"
+  else
+    result "$name" $rc
   fi
 }
 
@@ -81,6 +96,13 @@ for suite in "$@"; do
     asan-all) sanitized asan $(all_tests) ;;
     tsan) sanitized tsan test_pool test_forward test_engine ;;
     valgrind) tests/valgrind.sh "$build/millrace" >"$log" 2>&1; result valgrind $? ;;
+    stop) script stop python3 tests/stop.py "$build/millrace" ;;
+    kill) script kill python3 tests/kill.py "$build/millrace" 30 ;;
+    kill-long) script kill-long python3 tests/kill.py "$build/millrace" 1000 ;;
+    crash)
+      for t in crash faults; do MR_CRASH_SEEDS=100 program "crash test_$t" "$build/tests/test_$t"; done ;;
+    cron) script cron tests/cron.sh "$build/millrace" ;;
+    slurm) script slurm tests/slurm.sh "$build/millrace" ;;
     *) echo "unknown suite $suite" >&2; exit 64 ;;
   esac
 done

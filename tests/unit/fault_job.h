@@ -1,10 +1,13 @@
-/* fault_job.h: one small job, run in process as the command line runs it, for tests of what goes wrong.
+/* fault_job.h: one small job, run in process as the command line runs it, for tests of what goes
+ * wrong.
  *
- *     fault_job_begin(); ... fault_job_wipe(); rc = fault_job_run(); fault_job_expect_whole(0) ... fault_job_end()
+ *     fault_job_begin(); ... fault_job_wipe(); rc = fault_job_run(); fault_job_expect_whole(0) ...
+ * fault_job_end()
  *
- * The model is tiny_gguf.h's, the thirteen rows are of every kind and three are bad, so a finished job returns 1. Clocks
- * are simulated: each look at the monotonic one takes it on by 20 ms, so that a job flushes several frames, and
- * `created` is whatever the test says. Files lie in memory where there is such a place.
+ * The model is tiny_gguf.h's, the thirteen rows are of every kind and three are bad, so a finished
+ * job returns 1. Clocks are simulated: each look at the monotonic one takes it on by 20 ms, so that
+ * a job flushes several frames, and `created` is whatever the test says. Files lie in memory where
+ * there is such a place.
  */
 #ifndef MR_TESTS_FAULT_JOB_H
 #define MR_TESTS_FAULT_JOB_H
@@ -61,10 +64,12 @@ static const char fault_rows[] =
     "{\"id\":\"p7\",\"prompt\":\"stop at \",\"max_tokens\":6,\"stop\":[\"W\",\"zz\"]}\n"
     "not json\n"
     "{\"id\":\"s9\",\"prompt\":\"abc\",\"continuation\":\"def\"}\n"
-    "{\"id\":\"m10\",\"messages\":[{\"role\":\"user\",\"content\":\"top\"}],\"top_p\":0.9,\"top_k\":5,"
+    "{\"id\":\"m10\",\"messages\":[{\"role\":\"user\",\"content\":\"top\"}],\"top_p\":0.9,\"top_"
+    "k\":5,"
     "\"max_tokens\":4}\n"
     "{\"id\":\"p1\",\"prompt\":\"twice\",\"max_tokens\":4}\n"
-    "{\"id\":\"p12\",\"prompt\":\"last \",\"max_tokens\":300,\"stop_token_ids\":[65,66,67,68,69,70,71],"
+    "{\"id\":\"p12\",\"prompt\":\"last "
+    "\",\"max_tokens\":300,\"stop_token_ids\":[65,66,67,68,69,70,71],"
     "\"logit_bias\":{\"65\":20}}\n";
 
 static const char *fault_path(const char *name) {
@@ -165,7 +170,8 @@ static void fault_assert_no_problems(void) {
   assert_int_equal(n, 0);
 }
 
-/* The final files are those of an undisturbed job that was first started at `time`, and nothing else is left. */
+/* The final files are those of an undisturbed job that was first started at `time`, and nothing
+ * else is left. */
 static void fault_job_expect_whole(int time, const char *what) {
   mr_text got = {0};
   char path[160];
@@ -199,7 +205,7 @@ static void fault_job_expect_resumed(int time, const char *what) {
     fault_job_expect_whole(time, what);
 }
 
-static int fault_open_fds(void) {
+static inline int fault_open_fds(void) {
   int n = 0;
   DIR *d = opendir("/proc/self/fd");
   while (d && readdir(d))
@@ -215,8 +221,7 @@ static struct rlimit fault_memory;
 static int fault_limit_memory(void) {
   unsigned long long pages = 0;
   FILE *f = fopen("/proc/self/statm", "r");
-  if (!f || fscanf(f, "%llu", &pages) != 1 || fclose(f) != 0 ||
-      getrlimit(RLIMIT_AS, &fault_memory))
+  if (!f || fscanf(f, "%llu", &pages) != 1 || fclose(f) != 0 || getrlimit(RLIMIT_AS, &fault_memory))
     return -1;
   struct rlimit r = fault_memory;
   r.rlim_cur = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + ((rlim_t)160 << 20);
@@ -233,9 +238,9 @@ static int fault_job_begin(mr_sys *table) {
   snprintf(fault_out_dir, sizeof fault_out_dir, "%s/out", dir);
   snprintf(fault_log, sizeof fault_log, "%s/log", dir);
   FILE *f = fopen(fault_path("rows.jsonl"), "wb");
-  if (!f || fwrite(fault_rows, 1, sizeof fault_rows - 1, f) != sizeof fault_rows - 1 || fclose(f) != 0 ||
-      !tiny_gguf_write(fault_path("tiny.gguf"), -1) || mkdir(fault_out_dir, 0777) ||
-      fault_limit_memory())
+  if (!f || fwrite(fault_rows, 1, sizeof fault_rows - 1, f) != sizeof fault_rows - 1 ||
+      fclose(f) != 0 || !tiny_gguf_write(fault_path("tiny.gguf"), -1) ||
+      mkdir(fault_out_dir, 0777) || fault_limit_memory())
     return -1;
   table->clock_ns = fault_clock;
   table->wall_s = fault_wall;

@@ -246,7 +246,7 @@ static void unsupported(void **state) {
   uint8_t no = 0;
   keys_of(&b, "llama", NULL);
   build_u32(&b, "llama.expert_count", 8);
-  refused(&b, "8 experts");
+  refused(&b, "llama.expert_used_count is missing");
   keys_of(&b, "qwen2", NULL);
   build_raw(&b, "qwen2.attention.causal", MR_GGUF_BOOL, &no, 1);
   refused(&b, "not causal");

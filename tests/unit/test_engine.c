@@ -1,5 +1,6 @@
 /* The engine: results against references, batch invariance, choices, stops, scoring, budgets,
  * failures. */
+#include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <setjmp.h>
@@ -12,6 +13,7 @@
 #include <cmocka.h>
 
 #include "io/mem.h"
+#include "io/sys.h"
 #include "kernels/kernels.h"
 #include "src/engine.h"
 #include "tests/unit/tiny_gguf.h"
@@ -292,8 +294,8 @@ static void invariance_fast(void **state) {
 enum { FAMILY = 18 };
 static int32_t family_ids[FAMILY][200];
 
-/* Three heads of 100, 64 and 40 tokens, six rows each; two rows are alike, some go on alike past the
- * head, and all kinds of requests are there. */
+/* Three heads of 100, 64 and 40 tokens, six rows each; two rows are alike, some go on alike past
+ * the head, and all kinds of requests are there. */
 static void family_requests(mr_request *reqs) {
   static const int heads[3] = {100, 64, 40}, tails[6] = {7, 60, 60, 33, 1, 12};
   for (int i = 0; i < FAMILY; i++) {
@@ -322,18 +324,23 @@ static void family_requests(mr_request *reqs) {
   }
 }
 
-static mr_engine_stats family_run(const mr_engine_opts *o, bool reverse, mr_result **res) {
+static mr_engine_stats family_run_on(const mr_engine_opts *o, const mr_prompter *p, bool reverse,
+                                     mr_result **res) {
   mr_request reqs[FAMILY];
   int order[FAMILY];
   mr_engine_stats st;
   family_requests(reqs);
   for (int i = 0; i < FAMILY; i++)
     order[i] = reverse ? FAMILY - 1 - i : i;
-  mr_engine *e = open_engine(o, tiny);
+  mr_engine *e = open_engine(o, p);
   run_all(e, reqs, order, FAMILY, res);
   mr_engine_stats_get(e, &st);
   mr_engine_close(e);
   return st;
+}
+
+static mr_engine_stats family_run(const mr_engine_opts *o, bool reverse, mr_result **res) {
+  return family_run_on(o, tiny, reverse, res);
 }
 
 static void same_family(mr_result **a, mr_result **b) {
@@ -365,15 +372,16 @@ static void shared_prefixes(void **state) {
     assert_int_equal(st.prompt_tokens_computed + st.prompt_tokens_shared,
                      alone.prompt_tokens_computed);
     assert_true(st.kv_pages_peak <= st.kv_pages_total);
-    if (way < 3) /* 5 * (96 + 64 + 32) in whole blocks but for the row whose logits are all wanted */
+    if (way < 3) /* 5 * (96 + 64 + 32) in whole blocks but for the row whose logits are all wanted
+                  */
       assert_true(st.prompt_tokens_shared >= 5 * (96 + 64 + 32) - 64);
   }
   for (int i = 0; i < FAMILY; i++)
     mr_result_free(base[i]);
 }
 
-/* Rows that are admitted while another computes their head wait for it; what they have in common with
- * a stored block is copied. */
+/* Rows that are admitted while another computes their head wait for it; what they have in common
+ * with a stored block is copied. */
 static void siblings(void **state) {
   (void)state;
   mr_engine_opts o = exact(tiny_path);
@@ -395,6 +403,165 @@ static void siblings(void **state) {
   for (int i = 0; i < 3; i++)
     mr_result_free(res[i]);
   mr_engine_close(e);
+}
+
+/* ---------------------------------------------------------------- memory runs out */
+
+static mr_sys bad_disk;
+static int disk_calls, disk_fails_at; /* a call of pwrite or pread; 0: none */
+static int disk_errors;
+static bool disk_flips;
+
+static ssize_t bad_pwrite(int fd, const void *buf, size_t n, off_t at) {
+  if (!disk_flips && disk_fails_at && ++disk_calls >= disk_fails_at) {
+    disk_errors++;
+    errno = ENOSPC;
+    return -1;
+  }
+  return mr_sys_os.pwrite(fd, buf, n, at);
+}
+
+static ssize_t bad_pread(int fd, void *buf, size_t n, off_t at) {
+  ssize_t got = mr_sys_os.pread(fd, buf, n, at);
+  if (disk_flips && ++disk_calls % disk_fails_at == 0 && got > 100) {
+    disk_errors++;
+    ((uint8_t *)buf)[100] ^= 1;
+  }
+  return got;
+}
+
+/* All policies, with and without the tree, in 12 pages of memory: the same results to the bit. */
+static void policies(void **state) {
+  (void)state;
+  static const mr_kv_policy all[] = {MR_KV_FEWER, MR_KV_AUTO, MR_KV_SPILL, MR_KV_RECOMPUTE};
+  mr_engine_opts o = exact(tiny_path);
+  mr_result *base[FAMILY] = {0}, *res[FAMILY] = {0};
+  family_run(&o, false, base);
+  o.kv_memory = 12 << 14;
+  o.spill_dir = "/tmp";
+  for (int i = 0; i < 32; i++) {
+    o.kv_policy = all[i % 4];
+    o.no_prefix_sharing = i / 4 % 2;
+    o.kv_disk = o.kv_policy == MR_KV_SPILL || i / 8 % 2 ? 8 << 20 : 0;
+    o.max_step_tokens = i / 16 ? 40 : 200;
+    o.threads = 1 + i % 2;
+    mr_engine_stats st = family_run(&o, i / 4 == 3, res);
+    same_family(base, res);
+    bool spill = o.kv_policy == MR_KV_SPILL;
+    if (o.kv_policy == MR_KV_FEWER)
+      assert_true(st.preemptions == 0 && st.recomputed_tokens == 0);
+    if (spill || o.kv_policy == MR_KV_RECOMPUTE)
+      assert_true(st.preemptions > 0);
+    assert_true(!spill || st.kv_spill_bytes > 0);
+    assert_true(!spill || !o.no_prefix_sharing || st.kv_fetch_bytes > 0);
+    assert_int_equal(st.kv_failures, 0);
+  }
+  for (int i = 0; i < FAMILY; i++)
+    mr_result_free(base[i]);
+}
+
+/* A disk that is full, or gives back other bits: computed again, the same results. */
+static void bad_disks(void **state) {
+  (void)state;
+  mr_engine_opts o = exact(tiny_path);
+  mr_result *base[FAMILY] = {0}, *res[FAMILY] = {0};
+  family_run(&o, false, base);
+  o.kv_memory = 12 << 14;
+  o.spill_dir = "/tmp";
+  o.kv_policy = MR_KV_SPILL;
+  int all_errors = 0; /* how often the disk is asked depends on how fast it is */
+  bad_disk = mr_sys_os;
+  bad_disk.pwrite = bad_pwrite;
+  bad_disk.pread = bad_pread;
+  for (int i = 0; i < 12; i++) {
+    o.kv_disk = i % 4 == 3 ? 5 << 14 : 8 << 20; /* room for five pages */
+    o.no_prefix_sharing = i % 2;
+    disk_flips = i >= 6;
+    disk_calls = disk_errors = 0;
+    disk_fails_at = disk_flips ? 1 + i % 2 : 1 + i % 3;
+    mr_sys_now = &bad_disk;
+    mr_engine_stats st = family_run(&o, false, res);
+    mr_sys_now = &mr_sys_os;
+    same_family(base, res);
+    assert_int_equal(st.kv_failures, disk_errors);
+    assert_true(!disk_errors || st.recomputed_tokens > 0);
+    all_errors += disk_errors;
+  }
+  assert_true(all_errors > 12);
+  for (int i = 0; i < FAMILY; i++)
+    mr_result_free(base[i]);
+}
+
+/* Where all layers have a window, pages behind it are given back while a row runs; what it says is
+ * what a prompt of the same tokens, computed at once, gives. */
+static void windows(void **state) {
+  (void)state;
+  char path[80];
+  mr_prompter *p = NULL;
+  mr_err err = MR_ERR_INIT;
+  snprintf(path, sizeof path, "%s.window", tiny_path);
+  tiny_window = 40;
+  assert_true(tiny_gguf_write(path, NAN_ID));
+  tiny_window = 0;
+  assert_int_equal(mr_prompter_open(&p, path, &err), MR_OK);
+  mr_engine_opts o = exact(path);
+  o.no_prefix_sharing = true; /* the tree keeps a prompt's pages as long as its row is there */
+  int32_t ids[TINY_CONTEXT];
+  random_ids(ids, 100, 5);
+  mr_request r = generate(ids, 100, 120);
+  r.sampling.ignore_eos = true;
+  r.sampling.logprobs = 3;
+  r.sampling.bias = &never;
+  r.sampling.n_bias = 1;
+  mr_engine *e = open_engine(&o, p);
+  mr_engine_stats st;
+  mr_result *a = run_one(e, r);
+  mr_engine_stats_get(e, &st);
+  assert_in_range(st.kv_pages_peak, 2, 5); /* of the seven that it is long */
+  memcpy(ids + 100, a->choices[0].ids, 119 * sizeof *ids);
+  mr_request whole = generate(ids, 219, 0);
+  whole.sampling.prompt_logprobs = 3;
+  o.max_step_tokens = 256;
+  mr_engine *f = open_engine(&o, p);
+  mr_result *b = run_one(f, whole);
+  for (int i = 1; i < 119; i++)
+    assert_true(a->choices[0].logprobs[i].top_id[0] == b->prompt_logprobs[100 + i].top_id[0] ||
+                a->choices[0].logprobs[i].top_id[0] == NAN_ID);
+  mr_result_free(a);
+  mr_result_free(b);
+  mr_engine_close(e);
+  mr_engine_close(f);
+  mr_result *base[FAMILY] = {0}, *res[FAMILY] = {0};
+  o.no_prefix_sharing = true;
+  family_run_on(&o, p, false, base);
+  for (int i = 0; i < 8; i++) {
+    o.no_prefix_sharing = i >= 4;
+    o.kv_policy = (mr_kv_policy)(i % 4);
+    o.max_step_tokens = 48;
+    o.kv_memory = 12 << 14;
+    o.kv_disk = 8 << 20;
+    family_run_on(&o, p, i % 2, res);
+    same_family(base, res);
+  }
+  for (int i = 0; i < FAMILY; i++)
+    mr_result_free(base[i]);
+  mr_prompter_close(p);
+  unlink(path);
+}
+
+static void policy_refused(void **state) {
+  (void)state;
+  mr_engine_opts o = exact(tiny_path);
+  mr_engine *e;
+  mr_err err = MR_ERR_INIT;
+  o.kv_policy = MR_KV_SPILL;
+  assert_int_equal(mr_engine_open(&e, &o, tiny, &err), MR_E_USAGE);
+  assert_non_null(strstr(err.text, "--kv-disk"));
+  mr_err_clear(&err);
+  o.kv_disk = 1 << 20;
+  o.spill_dir = "/nowhere/at/all";
+  assert_true(mr_engine_open(&e, &o, tiny, &err) != MR_OK);
+  assert_non_null(strstr(err.file, "/nowhere"));
 }
 
 /* ---------------------------------------------------------------- one engine for the rest */
@@ -431,7 +598,7 @@ static void choices(void **state) {
   mr_engine_stats st;
   mr_engine_stats_get(e, &st);
   assert_int_equal(st.prompt_tokens_computed, 15); /* each prompt once */
-  assert_int_equal(st.prompt_tokens_shared, 0); /* less than a block */
+  assert_int_equal(st.prompt_tokens_shared, 0);    /* less than a block */
   mr_result_free(one);
   mr_result_free(three);
   mr_result_free(alike);
@@ -714,6 +881,35 @@ static void closed_midway(void **state) {
   }
 }
 
+/* Closed while requests are parked or come back from the disk. */
+static void closed_parked(void **state) {
+  (void)state;
+  mr_request reqs[FAMILY];
+  mr_err err = MR_ERR_INIT;
+  mr_engine_opts o = exact(tiny_path);
+  family_requests(reqs);
+  o.kv_memory = 12 << 14;
+  o.kv_disk = 8 << 20;
+  o.spill_dir = "/tmp";
+  o.kv_policy = MR_KV_SPILL;
+  o.no_prefix_sharing = true;
+  int parked = 0;
+  for (int steps = 1; steps < 40; steps += 2) {
+    int64_t before = mr_mem_live();
+    mr_engine_stats st;
+    mr_engine *e = open_engine(&o, tiny);
+    for (int i = 0; i < FAMILY && mr_engine_admit(e, &reqs[i], &err) == MR_OK; i++)
+      ;
+    for (int i = 0; i < steps; i++)
+      assert_int_equal(mr_engine_step(e, &err), MR_OK);
+    mr_engine_stats_get(e, &st);
+    parked += st.preemptions > 0;
+    mr_engine_close(e);
+    assert_int_equal(mr_mem_live(), before);
+  }
+  assert_true(parked > 5);
+}
+
 /* The n-th allocation fails: open, admit and step say so, and nothing leaks. */
 static void out_of_memory(void **state) {
   (void)state;
@@ -747,6 +943,10 @@ int main(void) {
       cmocka_unit_test(invariance_fast),
       cmocka_unit_test(shared_prefixes),
       cmocka_unit_test(siblings),
+      cmocka_unit_test(policies),
+      cmocka_unit_test(bad_disks),
+      cmocka_unit_test(windows),
+      cmocka_unit_test(policy_refused),
       cmocka_unit_test(choices),
       cmocka_unit_test(stop_strings),
       cmocka_unit_test(end_tokens),
@@ -757,6 +957,7 @@ int main(void) {
       cmocka_unit_test(without_vocabulary),
       cmocka_unit_test(devices_and_estimate),
       cmocka_unit_test(closed_midway),
+      cmocka_unit_test(closed_parked),
       cmocka_unit_test(out_of_memory),
   };
   return cmocka_run_group_tests(tests, setup, teardown);

@@ -1,3 +1,5 @@
+/* The simulation against sums by hand; the measurement on a tiny model. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -5,55 +7,116 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "io/mem.h"
 #include "jobs/estimate.h"
+#include "tests/unit/temp.h"
+#include "tests/unit/tiny_gguf.h"
 
-static const mr_engine_info small = {.max_batch = 64,
-                                     .threads = 1,
-                                     .packed_bytes = 1 << 20,
-                                     .kv_bytes_per_token = 1024,
-                                     .kv_tokens = 10000,
-                                     .flops_per_prompt_token = 1e6,
-                                     .flops_per_output_token = 2e6};
+typedef struct list {
+  const mr_sim_row *rows;
+  int n, at;
+} list;
 
-static mr_estimate estimate(const mr_engine_info *info, mr_workload w) {
-  const mr_engine_opts o = {0};
-  mr_estimate e;
+static bool next(void *ctx, mr_sim_row *row) {
+  list *l = ctx;
+  if (l->at == l->n)
+    return false;
+  *row = l->rows[l->at++];
+  return true;
+}
+
+static mr_sim simulated(const mr_rates *r, mr_limits limits, const mr_sim_row *rows, int n) {
+  list l = {rows, n, 0};
+  mr_sim s;
   mr_err err = MR_ERR_INIT;
-  assert_int_equal(mr_estimate_run(info, &o, &w, &e, &err), MR_OK);
-  return e;
+  assert_int_equal(mr_simulate(r, &limits, next, &l, &s, &err), MR_OK);
+  return s;
 }
 
-static void rates_are_measured_and_times_add_up(void **state) {
+static const mr_limits wide = {.batch = 8, .step_tokens = 100, .block = 32, .kv_tokens = 1e6};
+
+static void body_is_interpolated(void **state) {
   (void)state;
-  mr_estimate e = estimate(&small, (mr_workload){100, 10000, 5000});
-  assert_true(e.gemm_flops_per_s > 1e7 && e.memory_bytes_per_s > 1e7 && e.pack_bytes_per_s > 1e5);
-  assert_true(e.seconds > 0 && e.seconds >= e.prefill_s + e.decode_s);
-  double want = 10000 * 1e6 / e.gemm_flops_per_s;
-  assert_true(e.prefill_s > 0.99 * want && e.prefill_s < 1.01 * want);
+  mr_rates r = {.body = {{10, 1}, {20, 3}}, .n_body = 2};
+  assert_true(mr_rate_body(&r, 0) == 0);
+  assert_true(mr_rate_body(&r, 4) == 1);
+  assert_true(mr_rate_body(&r, 15) == 2);
+  assert_true(mr_rate_body(&r, 40) == 6);
 }
 
-static void the_batch_is_what_the_limits_allow(void **state) {
+/* 150 prompt tokens in two steps of at most 100, then a token a step. */
+static void one_row(void **state) {
   (void)state;
-  assert_true(estimate(&small, (mr_workload){3, 30, 3}).batch == 3);
-  assert_true(estimate(&small, (mr_workload){1000, 1000, 1000}).batch == 64);
-  mr_estimate e = estimate(&small, (mr_workload){1000, 900000, 99000}); /* 999 tokens a row */
-  assert_true(e.batch == 10);
-  mr_engine_info wide = small;
-  wide.packed_bytes = 1u << 30;
-  assert_string_equal(estimate(&wide, (mr_workload){2, 2, 2000}).bound_by, "rows");
+  const mr_rates r = {.step = 1};
+  const mr_sim_row row = {150, 0, 5, false};
+  mr_sim s = simulated(&r, wide, &row, 1);
+  assert_true(s.steps == 2 + 4 && s.other_s == 6 && s.batch == 1);
+  assert_true(s.prefill_s == 2 && s.decode_s == 4);
+  const mr_rates keys = {.prefill_key = 1, .decode_own_key = 1000, .decode_key = 1e6};
+  s = simulated(&keys, wide, &row, 1);
+  assert_true(fabs(s.prefill_s - 150 * 151 / 2.0) < 1e-6); /* each sees itself and those before */
+  assert_true(fabs(s.decode_s - 1000 * (151 + 152 + 153 + 154)) < 1e-6);
 }
 
-static void no_rows_take_no_time(void **state) {
+static void sharing_and_scores(void **state) {
   (void)state;
-  mr_estimate e = estimate(&small, (mr_workload){0, 0, 0});
-  assert_true(e.prefill_s == 0 && e.decode_s == 0);
+  const mr_rates r = {.token = 1};
+  const mr_sim_row rows[] = {{90, 0, 1, false}, {90, 64, 1, false}, {90, 64, 10, true}};
+  assert_true(simulated(&r, wide, rows, 3).other_s == 90 + 26 + 36);
+  const mr_rates tails = {.tail_key = 1, .prefill_key = 1000};
+  assert_true(fabs(simulated(&tails, wide, rows, 2).attn_s - (1000 * 90 * 91 / 2 + 26 * 77.5)) < 1);
+  const mr_rates logits = {.logit = 1};
+  assert_true(simulated(&logits, wide, rows, 3).other_s == 1 + 1 + 10);
+}
+
+static void limits_hold(void **state) {
+  (void)state;
+  const mr_rates r = {.step = 1};
+  mr_sim_row rows[12];
+  for (int i = 0; i < 12; i++)
+    rows[i] = (mr_sim_row){10, 0, 21, false};
+  mr_sim s = simulated(&r, wide, rows, 12); /* 8 at a time; 12 prefills, 20 steps after each */
+  assert_true(s.steps == 42 && s.batch == 6 && s.batch_full_s > 20 && s.kv_full_s == 0);
+  mr_limits narrow = wide;
+  narrow.kv_tokens = 100; /* three of 32 */
+  s = simulated(&r, narrow, rows, 12);
+  assert_true(s.steps == 4 * 21 && s.batch == 3 && s.kv_full_s > 60);
+  narrow.kv_tokens = 5; /* what fits nowhere still goes alone */
+  assert_true(simulated(&r, narrow, rows, 12).steps == 12 * 21);
+  assert_true(simulated(&r, wide, rows, 0).steps == 0);
+}
+
+static void measured_on_a_model(void **state) {
+  (void)state;
+  const char *path = temp_path("tiny.gguf");
+  mr_err err = MR_ERR_INIT;
+  mr_estimate e;
+  mr_engine_info info;
+  assert_true(tiny_gguf_write(path, -1));
+  mr_engine_opts o = {.model_path = path, .device = "cpu", .threads = 1, .kv_type = -1};
+  for (int i = 0; i < 3; i++) {
+    o.kv_memory = i == 1 ? 40 << 10 : 0; /* a few pages */
+    o.max_batch = i == 2 ? 3 : 0;
+    assert_int_equal(mr_estimate_measure(&o, &info, &e, &err), MR_OK);
+    assert_true(e.load_s > 0 && e.memory_bytes_per_s > 1e7 && e.gemm_flops_per_s > 1e6);
+    assert_true(e.rates.n_body >= 2 && e.rates.prefill_key > 0 && e.rates.decode_key >= 0);
+    for (int k = 1; k < e.rates.n_body; k++) {
+      assert_true(e.rates.body[k].tokens > e.rates.body[k - 1].tokens);
+      assert_true(e.rates.body[k].s >= e.rates.body[k - 1].s);
+    }
+    const mr_sim_row rows[] = {{90, 0, 8, false}, {90, 64, 8, false}};
+    list l = {rows, 2, 0};
+    assert_int_equal(mr_estimate_run(&e, &info, next, &l, &err), MR_OK);
+    assert_true(e.seconds > e.load_s && e.sim.steps >= 8 && e.bound_by);
+  }
+  assert_int_equal(mr_mem_live(), 0);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(rates_are_measured_and_times_add_up),
-      cmocka_unit_test(the_batch_is_what_the_limits_allow),
-      cmocka_unit_test(no_rows_take_no_time),
+      cmocka_unit_test(body_is_interpolated), cmocka_unit_test(one_row),
+      cmocka_unit_test(sharing_and_scores),   cmocka_unit_test(limits_hold),
+      cmocka_unit_test(measured_on_a_model),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return cmocka_run_group_tests(tests, temp_begin, temp_end);
 }

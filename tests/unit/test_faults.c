@@ -1,5 +1,5 @@
-/* Every call of the operating system that a small job makes fails once, and every allocation: the exit status is
- * right, nothing leaks, and the job resumes to the same bytes. */
+/* Every call of the operating system that a small job makes fails once, and every allocation: the
+ * exit status is right, nothing leaks, and the job resumes to the same bytes. */
 #include <errno.h>
 
 #include "tests/unit/fault_job.h"
@@ -22,12 +22,13 @@ typedef enum op {
 static const char *const op_names[] = {"open",   "close",  "read",  "write", "sync",  "ftruncate",
                                        "rename", "unlink", "mkdir", "stat",  "flock", "mmap"};
 
-#define WRITING \
-  (1u << OP_WRITE | 1u << OP_SYNC | 1u << OP_FTRUNCATE | 1u << OP_RENAME | 1u << OP_MKDIR | 1u << OP_OPEN)
+#define WRITING                                                                                    \
+  (1u << OP_WRITE | 1u << OP_SYNC | 1u << OP_FTRUNCATE | 1u << OP_RENAME | 1u << OP_MKDIR |        \
+   1u << OP_OPEN)
 
 static struct {
-  int64_t left;  /* calls until the one that fails; < 0: none */
-  unsigned ops;  /* which calls are counted and fail */
+  int64_t left; /* calls until the one that fails; < 0: none */
+  unsigned ops; /* which calls are counted and fail */
   int error;
   bool stays;    /* all later ones fail too */
   bool awkward;  /* none fails: reads and writes are interrupted or short */
@@ -196,7 +197,8 @@ static void expect_no_leak(int fds, int64_t live, const char *what) {
                   (long long)(mr_mem_live() - live));
 }
 
-/* One job with the fault that is set, and its resumption without. False: the job does not make so many calls. */
+/* One job with the fault that is set, and its resumption without. False: the job does not make so
+ * many calls. */
 static bool fail_and_resume(const char *name, int64_t n) {
   char what[80];
   int fds = fault_open_fds();
@@ -332,8 +334,8 @@ static void each_allocation_fails(void **state) {
     expect_no_leak(fds, live, what);
     fault_job_expect_resumed(fault_job_is_bound() ? 0 : 1, what);
   }
-  print_message("allocations: %lld, every %lld-th failed; the job went on after %lld of them\n", (long long)n,
-                (long long)step, (long long)harmless);
+  print_message("allocations: %lld, every %lld-th failed; the job went on after %lld of them\n",
+                (long long)n, (long long)step, (long long)harmless);
   fault_assert_no_problems();
 }
 

@@ -102,7 +102,9 @@ static void what_is_wrong_is_said(void **state) {
     const char *words, *says;
   } bad[] = {
       {"a -m M -o o --max-tokns 5", "did you mean --max-tokens?"},
-      {"a -m M -o o --kv-disk 5GiB", "unknown option"},
+      {"a -m M -o o --kv-disc 5GiB", "did you mean --kv-disk?"},
+      {"a -m M -o o --kv-disk much", "a size"},
+      {"a -m M -o o --kv-policy drop", "auto|fewer|spill|recompute"},
       {"a -m M -o o --threads 0", "a whole number from 1"},
       {"a -m M -o o --threads", "needs a value"},
       {"a -m M -o o --pin=1", "takes no value"},

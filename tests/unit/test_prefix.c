@@ -218,9 +218,9 @@ static void out_of_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(chains),          cmocka_unit_test(claims),
-      cmocka_unit_test(pages),           cmocka_unit_test(published_twice),
-      cmocka_unit_test(partial),         cmocka_unit_test(against_a_list),
+      cmocka_unit_test(chains),        cmocka_unit_test(claims),
+      cmocka_unit_test(pages),         cmocka_unit_test(published_twice),
+      cmocka_unit_test(partial),       cmocka_unit_test(against_a_list),
       cmocka_unit_test(out_of_memory),
   };
   return cmocka_run_group_tests(tests, setup, teardown);

@@ -9,8 +9,8 @@
 #include "jobs/schedule.h"
 #include "temp.h"
 
-/* A plan of rows with these lengths; -1: a bad row. A row's prompt begins with as many tokens of its
- * head as `head` says, and goes on with its own number; NULL: they are all alike. */
+/* A plan of rows with these lengths; -1: a bad row. A row's prompt begins with as many tokens of
+ * its head as `head` says, and goes on with its own number; NULL: they are all alike. */
 typedef struct start {
   int head, tokens;
 } start;
@@ -120,7 +120,7 @@ static void every_row_comes_once(void **state) {
 static void rows_that_begin_alike_come_together(void **state) {
   (void)state;
   const int lengths[] = {300, 900, 400, 500, 310, 2000, 420, 100, 700};
-  const start starts[] = {{1, 96}, {0, 0},  {2, 200}, {1, 96}, {1, 96},
+  const start starts[] = {{1, 96}, {0, 0},   {2, 200}, {1, 96}, {1, 96},
                           {0, 0},  {2, 200}, {3, 20},  {3, 20}};
   const int want[] = {5, 1, 8, 3, 4, 0, 6, 2, 7};
   mr_err e = MR_ERR_INIT;

@@ -103,6 +103,8 @@ static void tiny_tokens(FILE *f) {
   tiny_str(f, "W A");
 }
 
+static uint32_t tiny_window; /* of attention in all layers; 0: none */
+
 static void tiny_metadata(FILE *f) {
   tiny_kv_str(f, "general.architecture", "llama");
   tiny_kv_str(f, "general.name", "tiny");
@@ -113,6 +115,7 @@ static void tiny_metadata(FILE *f) {
   tiny_kv_u32(f, "llama.attention.head_count", TINY_HEADS);
   tiny_kv_u32(f, "llama.attention.head_count_kv", TINY_KV_HEADS);
   tiny_kv_u32(f, "llama.rope.dimension_count", TINY_HEAD);
+  tiny_kv_u32(f, "llama.attention.sliding_window", tiny_window);
   tiny_kv_f32(f, "llama.rope.freq_base", 10000);
   tiny_kv_f32(f, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
   tiny_kv_str(f, "tokenizer.ggml.model", "gpt2");
@@ -123,7 +126,7 @@ static void tiny_metadata(FILE *f) {
               "{% if add_generation_prompt %}A:{% endif %}");
   tiny_tokens(f);
 }
-enum { TINY_KV = 18 };
+enum { TINY_KV = 19 };
 
 static int tiny_list(tiny_tensor *t) {
   static const struct {

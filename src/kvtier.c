@@ -1,0 +1,130 @@
+#include "src/kvtier.h"
+
+#include "io/mem.h"
+#include "io/spill.h"
+
+#define DEFAULT_DIR "/var/tmp"
+#define DISK_BYTES_PER_S 300e6 /* until it is measured */
+#define MEASURED_BYTES (32u << 20)
+
+struct mr_kvtier {
+  mr_kv *kv;
+  mr_spill *spill; /* NULL: no disk */
+  mr_kv_policy policy;
+};
+
+mr_code mr_kvtier_open(mr_kvtier **out, mr_kv *kv, mr_kv_policy policy, uint64_t disk_bytes,
+                       const char *dir, mr_err *err) {
+  size_t page = mr_kv_size_of_page(kv);
+  bool disk = policy == MR_KV_AUTO || policy == MR_KV_SPILL;
+  if (policy == MR_KV_SPILL && disk_bytes < page)
+    return mr_err_set(err, MR_E_USAGE,
+                      "--kv-policy spill needs --kv-disk, of %zu bytes (a page) at least", page);
+  mr_kvtier *t = mr_mem_alloc(1, sizeof *t);
+  if (!t)
+    return mr_err_set(err, MR_E_NOMEM, "out of memory for spilling");
+  t->kv = kv;
+  t->policy = policy;
+  mr_code rc = disk && disk_bytes >= page
+                   ? mr_spill_open(&t->spill, dir ? dir : DEFAULT_DIR, page, disk_bytes, err)
+                   : MR_OK;
+  if (rc)
+    mr_kvtier_close(t);
+  else
+    *out = t;
+  return rc;
+}
+
+void mr_kvtier_close(mr_kvtier *t) {
+  if (!t)
+    return;
+  mr_spill_close(t->spill);
+  mr_mem_free(t);
+}
+
+/* ---------------------------------------------------------------- the choice */
+
+static double per_byte_s(uint64_t bytes, double seconds) {
+  return bytes >= MEASURED_BYTES ? seconds / (double)bytes : 1 / DISK_BYTES_PER_S;
+}
+
+bool mr_kvtier_spills(const mr_kvtier *t, int pages, int64_t tokens, double token_s) {
+  if (!t->spill || mr_spill_room(t->spill) < pages)
+    return false;
+  if (t->policy != MR_KV_AUTO)
+    return true;
+  mr_spill_stats st;
+  mr_spill_stats_get(t->spill, &st);
+  double both = per_byte_s(st.written_bytes, st.write_s) + per_byte_s(st.read_bytes, st.read_s);
+  return (double)pages * (double)mr_kv_size_of_page(t->kv) * both < (double)tokens * token_s;
+}
+
+/* ---------------------------------------------------------------- to disk and back */
+
+bool mr_kvtier_park(mr_kvtier *t, const mr_kv_seq *s, int first, int end, int len, mr_parked *p) {
+  int n = end - first;
+  *p = (mr_parked){.first = first, .len = len};
+  if (n <= 0)
+    return true;
+  p->slots = mr_mem_alloc((size_t)n, sizeof *p->slots);
+  if (!p->slots)
+    return false;
+  for (; p->n < n; p->n++) {
+    p->slots[p->n] = mr_spill_put(t->spill, s->at[first + p->n]);
+    if (p->slots[p->n] >= 0)
+      continue;
+    mr_kvtier_forget(t, p);
+    return false;
+  }
+  return true;
+}
+
+void mr_kvtier_fetch(mr_kvtier *t, mr_parked *p, const mr_kv_seq *s, int from) {
+  int kept = 0;
+  for (int i = 0; i < p->n; i++) {
+    int page = p->first + i;
+    if (page < from || page >= s->n_pages) {
+      mr_spill_drop(t->spill, p->slots[i]);
+      continue;
+    }
+    mr_spill_get(t->spill, p->slots[i], mr_kv_page(t->kv, s->pages[page]));
+    p->slots[kept++] = p->slots[i];
+  }
+  p->first = p->first > from ? p->first : from;
+  p->n = kept;
+}
+
+mr_code mr_kvtier_fetched(mr_kvtier *t, mr_parked *p) {
+  mr_code rc = MR_OK;
+  for (int i = 0; i < p->n; i++) {
+    mr_spill_status state = mr_spill_state(t->spill, p->slots[i]);
+    if (state == MR_SPILL_READING)
+      return MR_E_AGAIN;
+    if (state != MR_SPILL_READY)
+      rc = MR_E_IO;
+  }
+  mr_kvtier_forget(t, p);
+  return rc;
+}
+
+void mr_kvtier_forget(mr_kvtier *t, mr_parked *p) {
+  for (int i = 0; i < p->n; i++)
+    mr_spill_drop(t->spill, p->slots[i]);
+  mr_mem_free(p->slots);
+  *p = (mr_parked){0};
+}
+
+void mr_kvtier_wait(mr_kvtier *t) {
+  if (t->spill)
+    mr_spill_wait(t->spill);
+}
+
+void mr_kvtier_stats_get(const mr_kvtier *t, mr_kvtier_stats *out) {
+  mr_spill_stats st = {0};
+  if (t->spill)
+    mr_spill_stats_get(t->spill, &st);
+  *out = (mr_kvtier_stats){.spill_bytes = st.written_bytes,
+                           .fetch_bytes = st.read_bytes,
+                           .failures = st.failures,
+                           .stall_s = st.stall_s};
+}

@@ -1,0 +1,233 @@
+#!/usr/bin/env python3
+"""Signals, locks, closed files and full disks, with the real program: stop.py BINARY
+
+Each check prints a line; the exit status is 1 if one failed. What needs a mount is left out where mounting is not allowed.
+"""
+import json, os, pathlib, signal, subprocess, sys, tempfile, time
+import tinyjob
+
+binary = os.path.realpath(sys.argv[1])
+failed = 0
+
+
+def check(name, ok, figure=""):
+    global failed
+    failed += not ok
+    print(f"{'ok  ' if ok else 'FAIL'} {name}: {figure}", flush=True)
+
+
+def command(work, out, rows="rows.jsonl", *more):
+    return [binary, "run", f"{work}/{rows}", "-m", f"{work}/tiny.gguf", "-o", str(out), "--threads", "1", "--kv-memory",
+            "8MiB", "--max-batch", "8", "--progress", "line", *more]
+
+
+def run(args, **kw):
+    kw.setdefault("stderr", subprocess.PIPE)
+    kw.setdefault("stdout", subprocess.DEVNULL)
+    return subprocess.run(args, timeout=120, **kw)
+
+
+def start(args, **kw):
+    return subprocess.Popen(args, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **kw)
+
+
+def wait_for(p, phase):
+    """Until the run says that it is in this phase."""
+    for line in p.stderr:
+        if line.startswith(f"millrace: {phase}"):
+            return True
+    return False
+
+
+def end(p, limit):
+    """(exit status or "late", seconds, what it said)"""
+    t = time.time()
+    try:
+        _, said = p.communicate(timeout=limit)
+        return p.returncode, time.time() - t, said
+    except subprocess.TimeoutExpired:
+        p.kill()
+        p.communicate()
+        return "late", limit, ""
+
+
+def whole(work, out, want, rows="rows.jsonl", *more):
+    """The job resumes to the bytes of the undisturbed one."""
+    rc = run(command(work, out, rows, *more)).returncode
+    return rc == 1 and open(out, "rb").read() == want and run([binary, "check", str(out)]).returncode == 0
+
+
+# ---------------------------------------------------------------- signals
+def phases(work, want_many):
+    """SIGTERM in each phase: 75 within 10 s, and the job resumes."""
+    for phase in ("preflight", "load", "run", "assemble"):
+        out = f"{work}/{phase}.jsonl"
+        p = start(command(work, out, "many.jsonl"))
+        there = wait_for(p, phase)
+        if phase == "run":
+            time.sleep(0.2)
+        p.send_signal(signal.SIGTERM)
+        rc, took, said = end(p, 15)
+        may = (75, 1) if phase == "assemble" else (75,)
+        check(f"SIGTERM in {phase}", there and rc in may and took < 10, f"exit {rc} after {took:.2f} s")
+        check(f"resumed after {phase}", whole(work, out, want_many, "many.jsonl"))
+
+
+def blocked_input(work):
+    """A job that waits for its input."""
+    p = start([*command(work, f"{work}/blocked.jsonl", "-")[:2], "-", *command(work, f"{work}/blocked.jsonl")[3:]],
+              stdin=subprocess.PIPE)
+    wait_for(p, "preflight")
+    time.sleep(0.2)
+    p.send_signal(signal.SIGTERM)
+    t = time.time()
+    while p.poll() is None and time.time() - t < 15:
+        time.sleep(0.05)
+    took = time.time() - t
+    check("SIGTERM while the input is awaited", p.returncode == 75 and took < 10, f"exit {p.returncode} after {took:.2f} s")
+    p.kill()
+    p.communicate()
+
+
+def second_signal(work, want_many):
+    out = f"{work}/second.jsonl"
+    p = start(command(work, out, "many.jsonl"))
+    wait_for(p, "run")
+    time.sleep(0.2)
+    p.send_signal(signal.SIGINT)
+    p.send_signal(signal.SIGTERM)
+    rc, took, _ = end(p, 15)
+    check("the second signal stops at once", rc == 75 and took < 1, f"exit {rc} after {took:.2f} s")
+    check("resumed after it", whole(work, out, want_many, "many.jsonl"))
+
+
+def harmless_signals(work, want_many):
+    out = f"{work}/hup.jsonl"
+    p = start(command(work, out, "many.jsonl"))
+    wait_for(p, "run")
+    p.send_signal(signal.SIGHUP)
+    p.send_signal(signal.SIGPIPE)
+    p.send_signal(signal.SIGUSR1)
+    rc, _, said = end(p, 60)
+    check("SIGHUP and SIGPIPE do nothing", rc == 1 and open(out, "rb").read() == want_many, f"exit {rc}")
+    check("SIGUSR1 prints progress", "millrace: run" in said, said.split("\n")[0][:90])
+
+
+# ---------------------------------------------------------------- two runs
+def two_runs(work, want_many):
+    out = f"{work}/two.jsonl"
+    p = start(command(work, out, "many.jsonl"))
+    wait_for(p, "run")
+    t = time.time()
+    other = run(command(work, out, "many.jsonl"))
+    took = time.time() - t
+    check("a second run on the same output", other.returncode == 75 and took < 2 and b"another run" in other.stderr,
+          f"exit {other.returncode} after {took:.2f} s: {other.stderr.decode().strip()[-90:]}")
+    rc, _, _ = end(p, 60)
+    check("the first is not disturbed", rc == 1 and open(out, "rb").read() == want_many, f"exit {rc}")
+
+
+# ---------------------------------------------------------------- standard files
+def closed_files(work, want):
+    for which in ("2>&-", "<&- >&- 2>&-"):
+        out = f"{work}/closed{len(which)}.jsonl"
+        p = run(["bash", "-c", 'exec "$@" ' + which, "bash", *command(work, out)])
+        check(f"closed standard files {which}", p.returncode == 1 and open(out, "rb").read() == want, f"exit {p.returncode}")
+    with open("/dev/full", "w") as full:
+        p = run(command(work, "-"), stdout=full)
+        check("standard output on a full disk", p.returncode == 74, f"exit {p.returncode}: {p.stderr.decode().strip()[-70:]}")
+        out = f"{work}/stderrfull.jsonl"
+        p = run(command(work, out), stderr=full)
+        check("standard error on a full disk", p.returncode == 1 and open(out, "rb").read() == want, f"exit {p.returncode}")
+    p = run(["bash", "-c", '"$@" | true; exit ${PIPESTATUS[0]}', "bash", *command(work, "-", "many.jsonl")])
+    check("standard output whose reader has gone", p.returncode == 74, f"exit {p.returncode}")
+
+
+# ---------------------------------------------------------------- outputs that cannot be
+def refused_outputs(work):
+    rows = f"{work}/rows.jsonl"
+    before = open(rows, "rb").read()
+    os.symlink(rows, f"{work}/symlink.jsonl")
+    os.link(rows, f"{work}/hardlink.jsonl")
+    for name in ("rows.jsonl", "./rows.jsonl", "symlink.jsonl", "hardlink.jsonl"):
+        p = run(command(work, f"{work}/{name}"))
+        left = os.path.exists(f"{work}/{name[:-6]}.run")
+        check(f"output {name} that is the input", p.returncode in (64, 73) and open(rows, "rb").read() == before and not left,
+              f"exit {p.returncode}: {p.stderr.decode().strip()[-90:]}")
+    for out in ("/dev/full", f"{work}/no/such/folder/o.jsonl", f"{work}/tiny.gguf/o.jsonl"):
+        p = run(command(work, out))
+        check(f"output {out.replace(work, '')}", p.returncode in (64, 73), f"exit {p.returncode}: {p.stderr.decode().strip()[-90:]}")
+
+
+def read_only(work):
+    d = pathlib.Path(f"{work}/readonly")
+    d.mkdir()
+    mounted = os.geteuid() == 0 and subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", d], stderr=-3).returncode == 0
+    if os.geteuid() == 0 and not mounted:
+        return print("skip read-only folder: root, and no mount allowed")
+    d.chmod(0o555) if not mounted else None
+    p = run(command(work, d / "o.jsonl"))
+    check("read-only folder", p.returncode == 73 and not os.listdir(d), f"exit {p.returncode}: {p.stderr.decode().strip()[-90:]}")
+    subprocess.run(["umount", d]) if mounted else d.chmod(0o755)
+
+
+# ---------------------------------------------------------------- room
+def file_size_limit(work, want):
+    """Limits of the size of a file from small to enough: 74 until it is done, each time a little further."""
+    out, codes = f"{work}/limit.jsonl", []
+    for blocks in (1, 4, 8, 16, 64, 1024):
+        p = run(["bash", "-c", f'ulimit -f {blocks}; exec "$@"', "bash", *command(work, out)])
+        codes.append(p.returncode)
+        if p.returncode != 74:
+            break
+    check("a limit of the size of files", codes[0] == 74 and codes[-1] == 1 and set(codes[:-1]) == {74} and
+          open(out, "rb").read() == want, f"exits {codes}")
+
+
+def full_disk(work, want_many):
+    d = f"{work}/small"
+    os.mkdir(d)
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", d], stderr=-3).returncode:
+        return print("skip full disk: no mount allowed")
+    try:
+        codes = []
+        for size in (64, 128, 256, 512, 1024, 2048, 65536):
+            subprocess.run(["mount", "-o", f"remount,size={size}k", d], check=True)
+            codes.append(run(command(work, f"{d}/o.jsonl", "many.jsonl")).returncode)
+            if codes[-1] != 74:
+                break
+        check("a full disk that grows", codes[0] == 74 and codes[-1] == 1 and set(codes[:-1]) == {74} and
+              open(f"{d}/o.jsonl", "rb").read() == want_many, f"exits {codes}")
+    finally:
+        subprocess.run(["umount", d])
+
+
+def main():
+    with tempfile.TemporaryDirectory() as work:
+        tinyjob.write_model(f"{work}/tiny.gguf")
+        for name, n in (("rows.jsonl", 60), ("many.jsonl", 4000)):  # no row holds the time
+            tinyjob.write_rows(f"{work}/all.jsonl", n)
+            lines = [x for x in open(f"{work}/all.jsonl") if "custom_id" not in x]
+            open(f"{work}/{name}", "w").writelines(lines)
+        want = {}
+        for name in ("rows.jsonl", "many.jsonl"):
+            p = run(command(work, f"{work}/want-{name}", name))
+            if p.returncode != 1:
+                sys.exit(f"the undisturbed job ends with {p.returncode}: {p.stderr.decode()}")
+            want[name] = open(f"{work}/want-{name}", "rb").read()
+        few, many = want["rows.jsonl"], want["many.jsonl"]
+        phases(work, many)
+        blocked_input(work)
+        second_signal(work, many)
+        harmless_signals(work, many)
+        two_runs(work, many)
+        closed_files(work, few)
+        refused_outputs(work)
+        read_only(work)
+        file_size_limit(work, few)
+        full_disk(work, many)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+/* Directories of safetensors against reference values, both forms of config.json, one test for each
+ * directory. Exact mode. Skipped without the data ($MR_DATA, see conformance.h). */
+#include <dirent.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "tests/unit/oracle.h"
+
+#define MAX_DIRS 128
+
+static void check_dir(const char *dir, const char *name) {
+  static probe p[MAX_SEQS];
+  char path[4500];
+  mr_err err = MR_ERR_INIT;
+  engine e;
+  size_t len = 0;
+  if (engine_open(&e, dir, mr_kernels_best()->name, &err)) {
+    mr_model_close(e.m);
+    mr_pool_free(e.pool);
+    fail_msg("%s: %s", name, err.text);
+  }
+  reset();
+  snprintf(path, sizeof path, "%s/cases.jsonl", dir);
+  char *cases = read_whole(path, &len);
+  snprintf(path, sizeof path, "%s/logits.f32", dir);
+  char *logits = read_whole(path, &len);
+  assert_non_null(cases);
+  assert_non_null(logits);
+  int n = read_probes(p, cases, MAX_SEQS, MAX_PROMPT, MAX_STEPS);
+  for (int i = 0; i < n; i++)
+    p[i].last = (const float *)(const void *)(logits + (size_t)i * (size_t)e.m->c.n_vocab * 4);
+  check_probes(&e, p, n, name);
+  engine_close(&e);
+  free(cases);
+  free(logits);
+  report(name);
+}
+
+/* The directory as it is, and once more with the other config.json. */
+static void one_dir(void **state) {
+  const char *dir = *state;
+  char from[4200], to[4200], temp[] = "/tmp/millrace-hf-XXXXXX";
+  struct dirent *entry;
+  check_dir(dir, strrchr(dir, '/') + 1);
+  snprintf(from, sizeof from, "%s/config.v5.json", dir);
+  if (access(from, R_OK))
+    return;
+  assert_non_null(mkdtemp(temp));
+  DIR *d = opendir(dir);
+  assert_non_null(d);
+  while ((entry = readdir(d))) {
+    if (*entry->d_name == '.' || !strcmp(entry->d_name, "config.json"))
+      continue;
+    bool v5 = strcmp(entry->d_name, "config.v5.json") == 0;
+    snprintf(from, sizeof from, "%s/%s", dir, entry->d_name);
+    snprintf(to, sizeof to, "%s/%s", temp, v5 ? "config.json" : entry->d_name);
+    assert_int_equal(symlink(from, to), 0);
+  }
+  check_dir(temp, strrchr(dir, '/') + 1);
+  rewinddir(d);
+  while ((entry = readdir(d))) {
+    snprintf(to, sizeof to, "%s/%s", temp, entry->d_name);
+    unlink(to);
+  }
+  closedir(d);
+  rmdir(temp);
+}
+
+static void no_data(void **state) {
+  (void)state;
+  skip();
+}
+
+static int by_name(const void *a, const void *b) {
+  const struct CMUnitTest *x = a, *y = b;
+  return strcmp(x->name, y->name);
+}
+
+static int add_dirs(struct CMUnitTest *tests, int n, const char *root) {
+  struct dirent *entry;
+  DIR *d = root ? opendir(root) : NULL;
+  while (d && n < MAX_DIRS && (entry = readdir(d))) {
+    char path[4200];
+    if (*entry->d_name == '.')
+      continue;
+    snprintf(path, sizeof path, "%s/%s", root, entry->d_name);
+    char *own = strdup(path);
+    tests[n++] = (struct CMUnitTest){strrchr(own, '/') + 1, one_dir, NULL, NULL, own};
+  }
+  if (d)
+    closedir(d);
+  return n;
+}
+
+int main(void) {
+  static struct CMUnitTest tests[MAX_DIRS];
+  static char root[4200];
+  int n = 0;
+  static const char *const folders[] = {"tiny/hf", "tiny/quant"};
+  for (int i = 0; i < 2; i++) {
+    const char *at = data_path(folders[i]);
+    if (at)
+      snprintf(root, sizeof root, "%s", at);
+    n = add_dirs(tests, n, at ? root : NULL);
+  }
+  if (n == 0)
+    tests[n++] = (struct CMUnitTest){"no data", no_data, NULL, NULL, NULL};
+  qsort(tests, (size_t)n, sizeof *tests, by_name);
+  return _cmocka_run_group_tests("directories", tests, (size_t)n, NULL, NULL);
+}
