@@ -5,6 +5,8 @@
 
 #include "io/err.h"
 #include "io/gguf.h"
+#include "io/json.h"
+#include "io/mem.h"
 #include "io/safetensors.h"
 #include "io/text.h"
 #include "jobs/cmd.h"
@@ -247,6 +249,7 @@ static const char *path_of(const subject *s, char *buf, size_t cap) {
 
 static mr_code print_json(const subject *s, mr_err *err) {
   char arch[80], name[80], path[512];
+  mr_json_ran_out(); /* before this */
   json_t *o = json_pack(
       "{s:s s:s s:o s:i s:I s:s s:s s:b s:o s:o}", "file", path_of(s, path, sizeof path), "format",
       s->g ? "gguf" : "safetensors", "gguf_version",
@@ -256,9 +259,14 @@ static mr_code print_json(const subject *s, mr_err *err) {
       has_template(s), "tensors", json_types(s), "warnings", json_warnings(s));
   json_object_set_new(o, "model", s->m ? json_model(s->m) : json_null());
   json_object_set_new(o, "vocabulary", s->v ? json_vocab(s->v) : json_null());
-  int failed = !o || json_dumpf(o, stdout, JSON_INDENT(2)) < 0 || fputc('\n', stdout) == EOF;
+  char *text = mr_json_dumps(o, JSON_INDENT(2));
+  bool no_memory = !text || mr_json_ran_out(); /* a member may be missing */
   json_decref(o);
-  return failed ? mr_err_set(err, MR_E_IO, "cannot write the page") : MR_OK;
+  bool failed = !no_memory && puts(text) == EOF;
+  mr_mem_free(text);
+  if (no_memory)
+    return mr_err_set(err, MR_E_NOMEM, "out of memory for the page");
+  return failed ? mr_err_errno(err, MR_E_IO, NULL, "cannot write to standard output") : MR_OK;
 }
 
 static int report(mr_code rc, const mr_err *err) {
