@@ -1,12 +1,19 @@
-/* bench.h: `millrace bench kernels`: each kernel against its limit.
- */
+/* bench.h: the larger parts of `millrace bench`. */
 #ifndef MR_JOBS_BENCH_H
 #define MR_JOBS_BENCH_H
 
 #include <stdbool.h>
 
+#include "io/err.h"
+
 /* Measures the int8 GEMM on the matrix shapes of two small models, and attention, with all threads
  * of this process, beside the register-only int8 peak; prints a table, or JSON. 0: done. */
 int mr_bench_kernels(bool json);
+
+/* Fast mode against exact on the text of n files: the divergence (KL, in nats) of the next token's
+ * distribution, its 99th percentile, how often both have the same first choice, and what fast mode
+ * adds to perplexity. Prints a line a file and one for all. threads 0: all. */
+mr_code mr_bench_accuracy(const char *model, int threads, char **files, int n, bool json,
+                          mr_err *err);
 
 #endif

@@ -1,7 +1,8 @@
-/* cmd_bench.c: `millrace bench kernels|machine|throughput`. */
+/* cmd_bench.c: `millrace bench kernels|machine|throughput|accuracy`. */
 #include <getopt.h>
 #include <jansson.h>
 #include <string.h>
+#include <time.h>
 
 #include "io/mem.h"
 #include "io/sys.h"
@@ -20,10 +21,13 @@ static const char usage[] =
     "       millrace bench machine [--threads N] [--json]\n"
     "       millrace bench throughput -m MODEL [--prompt N] [--gen N] [--batch N] [--threads N]\n"
     "                                 [--compute fast|exact] [--json]\n"
+    "       millrace bench accuracy -m MODEL [--threads N] [--json] FILE...\n"
     "\n"
     "kernels     each kernel against its limit\n"
     "machine     the limits of this machine: memory bandwidth, GEMM rates in the cache\n"
     "throughput  tokens per second of the engine: separate random prompts, greedy, no end\n"
+    "accuracy    fast mode against exact on the text of files: divergence, first choices, "
+    "perplexity\n"
     "\n"
     "  -m, --model FILE      model file\n"
     "      --prompt N        tokens of each prompt (128)\n"
@@ -47,6 +51,7 @@ typedef struct bench_opts {
 
 typedef struct phase { /* a measured part */
   double seconds, tokens, flops, bytes;
+  double cpu_s; /* of all threads: what other programs on the machine take does not count */
   double gemm_s, attn_s, sample_s;
 } phase;
 
@@ -79,12 +84,17 @@ static mr_code admit_all(mr_engine *e, const bench_opts *o, int n, int max_token
   return rc == MR_E_AGAIN ? mr_err_set(err, MR_E_INTERNAL, "bench: the batch has no room") : rc;
 }
 
+static double cpu_seconds(void) {
+  return (double)clock() / CLOCKS_PER_SEC;
+}
+
 static mr_code step(mr_engine *e, phase *p, mr_err *err) {
   mr_engine_stats a, b;
   mr_engine_stats_get(e, &a);
-  double start = mr_sys_seconds();
+  double start = mr_sys_seconds(), cpu = cpu_seconds();
   mr_code rc = mr_engine_step(e, err);
   p->seconds += mr_sys_seconds() - start;
+  p->cpu_s += cpu_seconds() - cpu;
   mr_engine_stats_get(e, &b);
   p->flops += b.flops - a.flops;
   p->bytes += b.bytes - a.bytes;
@@ -183,7 +193,8 @@ static double per(double a, double b) {
 }
 
 static void print_phase(const char *key, const phase *p, double peak) {
-  printf("%-20s %.1f  (%.2f of the GEMM rate", key, per(p->tokens, p->seconds),
+  printf("%-20s %.1f  (%.1f a second of each CPU's time; %.2f of the GEMM rate", key,
+         per(p->tokens, p->seconds), per(p->tokens, p->cpu_s),
          per(per(p->flops, p->seconds), peak));
   printf("; time: GEMM %.0f %%, attention %.0f %%, sampling %.0f %%)\n",
          100 * per(p->gemm_s, p->seconds), 100 * per(p->attn_s, p->seconds),
@@ -310,14 +321,17 @@ static mr_code parse(bench_opts *o, int argc, char **argv, bool *help, mr_err *e
     else
       rc = parse_option(o, c, err);
   }
-  if (!rc && !*help && argc - optind != 1)
-    rc = mr_err_set(err, MR_E_USAGE, "bench: name one of kernels, machine, throughput");
+  bool files = argc > optind && !strcmp(argv[optind], "accuracy");
+  if (!rc && !*help && argc - optind != 1 && !(files && argc - optind > 1))
+    rc = mr_err_set(err, MR_E_USAGE,
+                    "bench: name one of kernels, machine, throughput, accuracy (with files)");
   if (!rc && (int64_t)o->batch * o->prompt > MAX_TOKENS)
     rc = mr_err_set(err, MR_E_USAGE, "bench: more than %d prompt tokens", MAX_TOKENS);
   return rc;
 }
 
-static mr_code dispatch(const bench_opts *o, const char *what, mr_err *err) {
+static mr_code dispatch(const bench_opts *o, char **args, int n, mr_err *err) {
+  const char *what = args[0];
   if (!mr_kernels_best())
     return mr_err_set(err, MR_E_UNAVAILABLE,
                       "MILLRACE_ISA names an instruction set that this CPU cannot run");
@@ -326,11 +340,16 @@ static mr_code dispatch(const bench_opts *o, const char *what, mr_err *err) {
                                      : MR_OK;
   if (!strcmp(what, "machine"))
     return machine(o, err);
-  if (strcmp(what, "throughput"))
-    return mr_err_set(err, MR_E_USAGE, "bench: %s is none of kernels, machine, throughput", what);
+  bool accuracy = !strcmp(what, "accuracy");
+  if (!accuracy && strcmp(what, "throughput"))
+    return mr_err_set(err, MR_E_USAGE,
+                      "bench: %s is none of kernels, machine, throughput, accuracy", what);
   if (!o->model)
-    return mr_err_set(err, MR_E_USAGE, "bench throughput: give a model with -m");
-  return throughput(o, err);
+    return mr_err_set(err, MR_E_USAGE, "bench %s: give a model with -m", what);
+  if (accuracy && n < 2)
+    return mr_err_set(err, MR_E_USAGE, "bench accuracy: name files of text");
+  return accuracy ? mr_bench_accuracy(o->model, o->threads, args + 1, n - 1, o->json, err)
+                  : throughput(o, err);
 }
 
 int mr_cmd_bench(int argc, char **argv) {
@@ -341,7 +360,7 @@ int mr_cmd_bench(int argc, char **argv) {
   if (!rc && help)
     return fputs(usage, stdout) == EOF ? MR_E_IO : 0;
   if (!rc)
-    rc = dispatch(&o, argv[optind], &err);
+    rc = dispatch(&o, argv + optind, argc - optind, &err);
   if (!rc && fflush(stdout))
     rc = mr_err_errno(&err, MR_E_IO, NULL, "cannot write to standard output");
   if (rc)

@@ -102,7 +102,8 @@ typedef enum mr_act {
 } mr_act;
 
 typedef struct mr_kernels {
-  const char *name; /* "ref", "avx2", "avx512" */
+  const char *name;   /* "ref", "avx2", "avx512" */
+  mr_kv_type kv_type; /* the 16-bit type that attention reads fastest */
 
   mr_gemm_ops gemm[MR_SCHEMES];
 
@@ -154,6 +155,6 @@ void mr_k_fill_avx2(mr_kernels *k);
 void mr_k_fill_avx512(mr_kernels *k);
 
 /* Says how fast results are made (packing, grouping, order); changes whenever their bits may. */
-#define MR_NUMERICS_VERSION 1
+#define MR_NUMERICS_VERSION 2
 
 #endif

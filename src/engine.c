@@ -43,7 +43,8 @@ static mr_scheme scheme_of(const mr_engine_opts *o) {
 static int kv_type_of(const mr_engine_opts *o) {
   if (o->kv_type >= 0)
     return o->kv_type;
-  return o->compute == MR_COMPUTE_EXACT ? MR_KV_F32 : MR_KV_F16;
+  const mr_kernels *k = mr_kernels_best();
+  return o->compute == MR_COMPUTE_EXACT ? MR_KV_F32 : k ? k->kv_type : MR_KV_F16;
 }
 
 static uint64_t packed_bytes(const mr_gemm_ops *g, const mr_matrix *w) {

@@ -1,6 +1,7 @@
 /* avx512.c: the AVX-512 table (F, BW, DQ, VL, VNNI): the shared vector kernels on 16 lanes, and its
  * own int8 GEMM. See kernels.h. */
 #include "kernels/avx512/avx512.h"
+#include "kernels/avx512/avx512_amx.h"
 
 #include "kernels/simd/vec512.h"
 
@@ -13,5 +14,8 @@ void mr_k_fill_avx512(mr_kernels *k) {
   simd_fill_elem(k);
   simd_fill_attn(k);
   simd_fill_gemmf(k);
-  mr_k_fill_avx512_i8(k);
+  int amx = mr_amx_usable();
+  mr_k_fill_avx512_i8(k, amx);
+  if (amx)
+    mr_k_fill_avx512_amx_attn(k);
 }

@@ -4,6 +4,9 @@
 
 #include "kernels/kernels.h"
 
-void mr_k_fill_avx512_i8(mr_kernels *k);
+void mr_k_fill_avx512_i8(mr_kernels *k, int use_amx);
+
+/* After all else is filled; for CPUs with AMX. */
+void mr_k_fill_avx512_amx_attn(mr_kernels *k);
 
 #endif

@@ -13,29 +13,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "kernels/avx512/avx512_amx.h"
 #include "kernels/avx512/avx512_i8.h"
 
-#define TILE_ROWS 16
+#define TILE_ROWS AMX_ROWS
 #define BLOCK_BYTES (512 * 1024)
 #define PREFETCH_AHEAD (6 * GROUP_BYTES)
 #define ARCH_REQ_XCOMP_PERM 0x1023 /* asm/prctl.h of Linux 5.16 and later */
 #define XFEATURE_XTILEDATA 18
 
-/* Tiles: 0 and 1 sums, 4 and 6 rows, 5 and 7 weights. Instructions by name, without intrinsics: the
- * rest of this file must not need a CPU that has them. */
-#define TILE_ZERO(c) __asm__ volatile("tilezero %%tmm" #c ::)
-#define TILE_LOAD(t, p, stride)                                                                    \
-  __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"((size_t)(stride)) : "memory")
-#define TILE_STORE(t, p)                                                                           \
-  __asm__ volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(p), "r"((size_t)64) : "memory")
-#define TILE_DOT(c, a, b) __asm__ volatile("tdpbsud %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
-
-typedef struct tile_config { /* Intel SDM volume 1, chapter 18, palette 1 */
-  uint8_t palette, start_row, reserved[14];
-  uint16_t row_bytes[16];
-  uint8_t rows[16];
-} tile_config;
-
+/* Tiles: 0 and 1 sums, 4 and 6 rows, 5 and 7 weights. */
 typedef struct row_group { /* of one group: what the 16 rows of a tile need beside their bytes */
   int32_t start[TILE_ROWS];
   float scale[TILE_ROWS];
@@ -48,22 +35,15 @@ typedef struct row_tile {
   _Alignas(64) row_group groups[I8_AMX_GROUPS];
 } row_tile;
 
-int mr_i8_amx_usable(void) {
+int mr_amx_usable(void) {
   unsigned a, b, c, d;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d))
     return 0;
-  if ((d >> 24 & 1) == 0 || (d >> 25 & 1) == 0)
-    return 0; /* AMX-TILE, AMX-INT8 */
+  if ((d >> 22 & 1) == 0 || (d >> 24 & 1) == 0 || (d >> 25 & 1) == 0)
+    return 0; /* AMX-BF16, AMX-TILE, AMX-INT8 */
+  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || (a >> 5 & 1) == 0)
+    return 0; /* AVX512-BF16 */
   return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
-}
-
-static void configure(int rows) {
-  tile_config t = {.palette = 1};
-  for (int i = 0; i < 8; i++) {
-    t.row_bytes[i] = 64;
-    t.rows[i] = (uint8_t)(i == 5 || i == 7 ? 16 : rows);
-  }
-  __asm__ volatile("ldtilecfg %0" ::"m"(t));
 }
 
 /* Transposes 16 x 16 values of 32 bits: pairs, then fours in 128-bit lanes, then the lanes. */
@@ -135,7 +115,7 @@ INLINE void prefetch_group(const uint8_t *p) {
 #define START(c, a, b)                                                                             \
   do {                                                                                             \
     TILE_ZERO(c);                                                                                  \
-    TILE_DOT(c, a, b);                                                                             \
+    TILE_DOT_I8(c, a, b);                                                                          \
   } while (0)
 
 /* Stores the sums of group q, starts those of q + 2, and scales those of q - 1, stored before. The
@@ -146,7 +126,7 @@ INLINE void prefetch_group(const uint8_t *p) {
     if ((q) + 2 < groups)                                                                          \
       LOAD((q) + 2, a, b);                                                                         \
     if ((q) < groups)                                                                              \
-      TILE_STORE(c, sums[(q)&1]);                                                                  \
+      TILE_STORE(c, sums[(q)&1], 64);                                                              \
     START(c, a, b);                                                                                \
     scale_add(y, sums[((q)-1) & 1], rows, i8_weight_scales(w + (size_t)((q)-1) * GROUP_BYTES),     \
               &r->groups[(q)-1]);                                                                  \
@@ -167,7 +147,7 @@ INLINE void half_tile(const i8_gemm *g, const row_tile *r, int rows, int h) {
   START(1, 6, 7);
   if (groups > 2)
     LOAD(2, 4, 5);
-  TILE_STORE(0, sums[0]);
+  TILE_STORE(0, sums[0], 64);
   START(0, 4, 5);
   for (int q = 1; q <= groups; q += 2) {
     STEP(q, 1, 6, 7);
@@ -213,7 +193,7 @@ void mr_i8_amx_gemm(const i8_gemm *g) {
   int block = BLOCK_BYTES / (g->groups * GROUP_BYTES) + 1;
   row_tile t; /* not zeroed: it is large */
   t.rows = rows;
-  configure(rows);
+  tile_configure(rows, 1u << 5 | 1u << 7);
   for (int h0 = 2 * g->p0; h0 < h1; h0 += block)
     for (int i = 0; i < g->m; i += rows) {
       t.i0 = i + rows > g->m ? g->m - rows : i;
@@ -224,5 +204,5 @@ void mr_i8_amx_gemm(const i8_gemm *g) {
       for (int h = h0; h < h1 && h < h0 + block; h++)
         any_half(g, &t, h);
     }
-  __asm__ volatile("tilerelease" ::);
+  TILE_RELEASE();
 }

@@ -251,7 +251,7 @@ static void gemm(float *y, size_t ldy, const void *x, int m, const void *w, int 
     vnni_gemm(&g);
 }
 
-void mr_k_fill_avx512_i8(mr_kernels *k) {
-  amx = mr_i8_amx_usable();
+void mr_k_fill_avx512_i8(mr_kernels *k, int use_amx) {
+  amx = use_amx;
   k->gemm[MR_SCHEME_I8] = (mr_gemm_ops){NR, panel_bytes, row_bytes, pack_panel, pack_row, gemm};
 }

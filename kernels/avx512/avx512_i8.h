@@ -69,10 +69,8 @@ INLINE void i8_finish(const i8_gemm *g, int row, int h, __m512 v) {
   _mm512_mask_storeu_ps(y, mask, v);
 }
 
-/* avx512_amx.c. usable: 1 if CPU and operating system let this process use the tiles; it asks, so
- * call it once. gemm: the whole call; groups <= I8_AMX_GROUPS. */
+/* avx512_amx.c: the whole call; groups <= I8_AMX_GROUPS. */
 #define I8_AMX_GROUPS 256
-int mr_i8_amx_usable(void);
 void mr_i8_amx_gemm(const i8_gemm *g);
 
 #endif

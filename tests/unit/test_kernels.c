@@ -394,10 +394,10 @@ static void attention_on(const mr_kernels *k) {
     }
 }
 
-static void variants_on(const mr_kernels *k) {
+static void variants_of(const mr_kernels *k, int dim) {
   scene s;
   for (int type = MR_KV_F32; type <= MR_KV_BF16; type++) {
-    scene_new(&s, k, 6, 2, 48, 150, (mr_kv_type)type);
+    scene_new(&s, k, 6, 2, dim, 150, (mr_kv_type)type);
     s.a.window = 20;
     check_scene(k, &s, "window 20");
     s.a.window = 64, s.a.softcap = 3.0f;
@@ -410,6 +410,10 @@ static void variants_on(const mr_kernels *k) {
     check_scene(k, &s, "sinks");
     scene_free(&s);
   }
+}
+static void variants_on(const mr_kernels *k) {
+  variants_of(k, 48);
+  variants_of(k, 64);
 }
 
 /* Pages that no token's window reaches may be absent. */
@@ -437,9 +441,9 @@ static void attention_is_right(void **state) {
 
 /* Other pages, other company: the tokens of one sequence are never touched by garbage beside them.
  */
-static void odd_keys_on(const mr_kernels *k) {
+static void odd_keys_of(const mr_kernels *k, mr_kv_type type) {
   scene s;
-  scene_new(&s, k, 4, 2, 64, 40, MR_KV_F16);
+  scene_new(&s, k, 4, 2, 64, 40, type);
   for (int i = 0; i < 64; i++)
     s.k[39 * 128 + i] = NAN; /* the last key of head 0 */
   scene_store(&s, k);
@@ -448,6 +452,11 @@ static void odd_keys_on(const mr_kernels *k) {
   assert_true(isfinite(s.out[38 * 256]));       /* the token before it */
   assert_true(isfinite(s.out[39 * 256 + 128])); /* the other kv head */
   scene_free(&s);
+}
+
+static void odd_keys_on(const mr_kernels *k) {
+  odd_keys_of(k, MR_KV_F16);
+  odd_keys_of(k, MR_KV_BF16);
 }
 
 static void attention_with_odd_keys(void **state) {

@@ -1,0 +1,300 @@
+/* avx512_amx_attn.c: attention on AMX tiles for keys and values stored as bfloat16; see kernels.h
+ * and simd/attn.h, whose order of blocks it keeps.
+ *
+ * Parts are stored as the tiles read them, 1 KiB each, [16 pairs][16 columns][2]: of K by 32 of
+ * head_dim and 16 keys, pairs along head_dim; of V by 16 of head_dim, pairs along the 32 keys.
+ * Queries and p are rounded to bfloat16; sums are float32. Up to 16 rows (a token and a head each)
+ * are a tile. While one tile's scores become p on vectors, the products of the next run.
+ *
+ * A row's sums run over the tile's columns and pairs alone: rows beside it change nothing. A masked
+ * key has p = 0 exactly; V of keys not stored yet is zero (slot 0 clears the part), so that they
+ * add nothing. exp is 2^x in units of log2: scores are scaled by log2(e) beforehand.
+ */
+#include "kernels/avx512/avx512.h"
+#include "kernels/avx512/avx512_amx.h"
+#include "kernels/simd/vec512.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/simd/math.h"
+
+#define BLOCK MR_KV_BLOCK
+#define TILE_BYTES 1024
+#define ROWS AMX_ROWS
+#define UNROLL _Pragma("GCC unroll 16")
+#define LOG2E 1.44269504f
+#define LEAST -1e30f /* the maximum of no scores: finite, so that differences are never NaN */
+
+typedef struct work {
+  const mr_attn *a;
+  int kv_head, group, q0, rows; /* rows = tokens * heads of the group */
+  int tiles, each;              /* tiles of `each` rows, ROWS apart in the arrays below */
+  int dim;
+  int plain; /* neither softcap nor slopes */
+  /* in the caller's scratch */
+  uint16_t *q;         /* [tiles * ROWS, dim] bfloat16 */
+  float *out;          /* [tiles * ROWS, dim] */
+  float *sum;          /* [tiles * ROWS, 16] lane sums of p */
+  float *max, *shrink; /* [tiles * ROWS] */
+  float *s[2];         /* [ROWS, 32] scores, of the tile in work and of the next */
+  uint16_t *p;         /* [ROWS, 32] bfloat16 */
+} work;
+
+/* lo and hi as 32 bfloat16, rounded to nearest even */
+V_INLINE __m512i to_bf16(vf lo, vf hi) {
+  __m512i r;
+  __asm__("vcvtne2ps2bf16 %2, %1, %0" : "=v"(r) : "v"(hi), "v"(lo));
+  return r;
+}
+
+/* 2^x for x <= 0: 1 exactly at 0, else to 7e-06; 0 for -infinity, where the reduced argument is 0.
+ * (2^f - 1) / f is interpolated at Chebyshev nodes. */
+V_INLINE vf exp2_of(vf x) {
+  vf f = _mm512_reduce_ps(x, 0x09); /* x - floor(x) */
+  vf p = vfma(vset1(0.0127631139f), f, vset1(0.0534410293f));
+  p = vfma(p, f, vset1(0.240647048f));
+  p = vfma(p, f, vset1(0.693133993f));
+  p = vfma(p, f, vset1(1.0f));
+  return vscale2(p, x); /* times 2^floor(x) */
+}
+
+/* ------------------------------------------------------------------ a block and a tile */
+static void scores(const work *w, const uint8_t *k, int tile, float *s) {
+  const uint16_t *q = w->q + (size_t)tile * ROWS * (size_t)w->dim;
+  TILE_ZERO(0);
+  TILE_ZERO(1);
+  for (int d = 0; d < w->dim; d += 32, k += 2 * TILE_BYTES) {
+    TILE_LOAD(2, q + d, 2 * w->dim);
+    TILE_LOAD(3, k, 64);
+    TILE_DOT_BF16(0, 2, 3);
+    TILE_LOAD(4, k + TILE_BYTES, 64);
+    TILE_DOT_BF16(1, 2, 4);
+  }
+  TILE_STORE(0, s, 4 * BLOCK);
+  TILE_STORE(1, s + 16, 4 * BLOCK);
+}
+
+static int first_key(const mr_attn *a, int pos) {
+  int first = 0;
+  if (a->window > 0 && pos - a->window + 1 > first)
+    first = pos - a->window + 1;
+  if (a->chunk > 0 && pos - pos % a->chunk > first)
+    first = pos - pos % a->chunk;
+  return first;
+}
+
+V_INLINE uint32_t bits_below(int n) {
+  return n >= 32 ? 0xffffffffu : n <= 0 ? 0 : (1u << n) - 1;
+}
+
+/* Softcap, slopes and mask of one row of scores of the block at base. */
+static void shape_row(const work *w, float *s, int row, int base) {
+  const mr_attn *a = w->a;
+  int pos = a->pos0 + w->q0 + row / w->group, head = w->kv_head * w->group + row % w->group;
+  uint32_t seen = bits_below(pos + 1 - base) & ~bits_below(first_key(a, pos) - base);
+  for (int j = 0; j < BLOCK; j += VL) {
+    vf v = vload(s + j);
+    if (a->softcap > 0.0f)
+      v = vmul(vset1(a->softcap * LOG2E), vtanh(vdiv(v, vset1(a->softcap))));
+    if (a->slopes != NULL)
+      v = vfma(vset1(a->slopes[head] * LOG2E), vadd(viota(), vset1((float)(base + j - pos))), v);
+    vstore(s + j, _mm512_mask_blend_ps((__mmask16)(seen >> j), vset1(-INFINITY), v));
+  }
+}
+
+/* Lane r of the result: the largest of m[r]. Pairs of rows, then fours, then 128-bit lanes. */
+V_INLINE vf row_maxima(vf m[ROWS]) {
+  UNROLL for (int i = 0; i < 8; i++) m[i] =
+      vmax(_mm512_unpacklo_ps(m[2 * i], m[2 * i + 1]), _mm512_unpackhi_ps(m[2 * i], m[2 * i + 1]));
+  UNROLL for (int i = 0; i < 4; i++) {
+    __m512d a = _mm512_castps_pd(m[2 * i]), b = _mm512_castps_pd(m[2 * i + 1]);
+    m[i] = vmax(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)),
+                _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  }
+  UNROLL for (int i = 0; i < 2; i++) m[i] =
+      vmax(_mm512_shuffle_f32x4(m[2 * i], m[2 * i + 1], 0x88),
+           _mm512_shuffle_f32x4(m[2 * i], m[2 * i + 1], 0xdd));
+  return vmax(_mm512_shuffle_f32x4(m[0], m[1], 0x88), _mm512_shuffle_f32x4(m[0], m[1], 0xdd));
+}
+
+/* Scores of a tile to p; sums and maxima go on. n: rows, rounded up to a constant. Returns 1 if a
+ * maximum grew. */
+V_INLINE int softmax(const work *w, int tile, const float *s, int n) {
+  float *max = w->max + tile * ROWS, *shrink = w->shrink + tile * ROWS;
+  float *sums = w->sum + (size_t)tile * ROWS * 16;
+  vf m[ROWS], old = vload(max);
+  UNROLL for (int r = 0; r < ROWS; r++) m[r] =
+      r < n ? vmax(vload(s + r * BLOCK), vload(s + r * BLOCK + VL)) : vzero();
+  vf now = vmax(old, row_maxima(m));
+  __mmask16 grown = _mm512_cmp_ps_mask(now, old, _CMP_NEQ_UQ) & (__mmask16)((1u << w->each) - 1);
+  vstore(max, now);
+  vstore(shrink, exp2_of(vsub(old, now)));
+  UNROLL for (int r = 0; r < n; r++) {
+    vf p0 = exp2_of(vsub(vload(s + r * BLOCK), vset1(max[r])));
+    vf p1 = exp2_of(vsub(vload(s + r * BLOCK + VL), vset1(max[r])));
+    vstore(sums + r * 16, vfma(vload(sums + r * 16), vset1(shrink[r]), vadd(p0, p1)));
+    _mm512_store_si512(w->p + r * BLOCK, to_bf16(p0, p1));
+  }
+  return grown != 0;
+}
+
+static int any_softmax(const work *w, int tile, const float *s) {
+  if (w->each <= 4)
+    return softmax(w, tile, s, 4);
+  return w->each <= 8 ? softmax(w, tile, s, 8) : softmax(w, tile, s, ROWS);
+}
+
+/* out = out * shrink + p V */
+static void values(const work *w, const uint8_t *v, int tile, int grown) {
+  float *out = w->out + (size_t)tile * ROWS * (size_t)w->dim;
+  const float *shrink = w->shrink + tile * ROWS;
+  if (grown)
+    for (int r = 0; r < w->each; r++)
+      for (int d = 0; d < w->dim; d += VL) {
+        float *o = out + r * w->dim + d;
+        vstore(o, vmul(vload(o), vset1(shrink[r])));
+      }
+  TILE_LOAD(2, w->p, 64);
+  for (int d = 0; d < w->dim; d += 32, v += 2 * TILE_BYTES) {
+    TILE_LOAD(5, out + d, 4 * w->dim);
+    TILE_LOAD(3, v, 64);
+    TILE_DOT_BF16(5, 2, 3);
+    TILE_LOAD(6, out + d + 16, 4 * w->dim);
+    TILE_LOAD(4, v + TILE_BYTES, 64);
+    TILE_DOT_BF16(6, 2, 4);
+    TILE_STORE(5, out + d, 4 * w->dim);
+    TILE_STORE(6, out + d + 16, 4 * w->dim);
+  }
+}
+
+static void meet(const work *w, int tile, int base, int whole, float *s, const uint8_t *v) {
+  if (!whole || !w->plain)
+    for (int r = 0; r < w->each && tile * w->each + r < w->rows; r++)
+      shape_row(w, s + r * BLOCK, tile * w->each + r, base);
+  values(w, v, tile, any_softmax(w, tile, s));
+}
+
+/* ------------------------------------------------------------------ a call */
+/* Slots past the last row repeat it. */
+static void begin_row(const work *w, int slot, int row) {
+  const mr_attn *a = w->a;
+  int head = w->kv_head * w->group + row % w->group, dim = w->dim;
+  uint16_t *to = w->q + (size_t)slot * (size_t)dim;
+  const float *q = a->q + (size_t)(w->q0 + row / w->group) * a->q_ld + (size_t)head * (size_t)dim;
+  vf scale = vset1(a->softcap > 0.0f ? a->scale : a->scale * LOG2E);
+  for (int d = 0; d < dim; d += 32)
+    _mm512_store_si512(to + d, to_bf16(vmul(vload(q + d), scale), vmul(vload(q + d + 16), scale)));
+  memset(w->out + (size_t)slot * (size_t)dim, 0, (size_t)dim * 4);
+  memset(w->sum + slot * 16, 0, 64);
+  if (a->sinks != NULL) {
+    w->max[slot] = a->sinks[head] * LOG2E;
+    w->sum[slot * 16] = 1.0f;
+  }
+}
+
+static void begin(work *w, const mr_attn *a, int kv_head, int q0, int q1, uint8_t *at) {
+  int group = a->n_heads / a->n_kv_heads, rows = (q1 - q0) * group;
+  size_t slots = (size_t)((rows + ROWS - 1) / ROWS * ROWS), dim = (size_t)a->head_dim;
+  *w = (work){.a = a, .kv_head = kv_head, .group = group, .q0 = q0, .rows = rows, .dim = (int)dim};
+  w->tiles = (int)slots / ROWS;
+  w->each = (rows + w->tiles - 1) / w->tiles;
+  w->plain = a->softcap <= 0.0f && a->slopes == NULL;
+  w->out = (float *)(void *)at, at += slots * dim * 4;
+  w->q = (uint16_t *)(void *)at, at += slots * dim * 2;
+  w->sum = (float *)(void *)at, at += slots * 64;
+  w->s[0] = (float *)(void *)at, at += ROWS * BLOCK * 4;
+  w->s[1] = (float *)(void *)at, at += ROWS * BLOCK * 4;
+  w->p = (uint16_t *)(void *)at, at += ROWS * BLOCK * 2;
+  w->max = (float *)(void *)at, at += slots * 4;
+  w->shrink = (float *)(void *)at;
+  for (size_t i = 0; i < slots; i++)
+    w->max[i] = LEAST;
+  for (int row = 0; row < w->tiles * w->each; row++)
+    begin_row(w, row / w->each * ROWS + row % w->each, row < rows ? row : rows - 1);
+}
+
+static void end(const work *w) {
+  const mr_attn *a = w->a;
+  for (int row = 0; row < w->rows; row++) {
+    size_t slot = (size_t)(row / w->each * ROWS + row % w->each);
+    size_t head = (size_t)(w->kv_head * w->group + row % w->group);
+    float *out = a->out + (size_t)(w->q0 + row / w->group) * a->out_ld + head * (size_t)w->dim;
+    vf sum = vset1(vreduce_add(vload(w->sum + slot * 16)));
+    for (int d = 0; d < w->dim; d += VL)
+      vstore(out + d, vdiv(vload(w->out + slot * (size_t)w->dim + d), sum));
+  }
+}
+
+static void prefetch(const uint8_t *p, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64)
+    _mm_prefetch((const char *)p + i, _MM_HINT_T0);
+}
+
+static mr_kernels simd; /* what serves all else */
+
+static int is_mine(mr_kv_type type, int head_dim) {
+  return type == MR_KV_BF16 && head_dim % 32 == 0;
+}
+
+static void attention(const mr_attn *a, int kv_head, int q0, int q1, void *scratch) {
+  if (!is_mine(a->type, a->head_dim)) {
+    simd.attention(a, kv_head, q0, q1, scratch);
+    return;
+  }
+  work w;
+  begin(&w, a, kv_head, q0, q1, scratch);
+  size_t part = mr_kv_part_bytes(a->type, a->head_dim);
+  size_t at = a->layer_offset + 2 * (size_t)kv_head * part;
+  int pos0 = a->pos0 + q0, pos1 = a->pos0 + q1 - 1, last = pos1 / BLOCK, turn = 0;
+  tile_configure(w.each, 1u << 3 | 1u << 4);
+  int b = first_key(a, pos0) / BLOCK;
+  scores(&w, a->pages[b] + at, 0, w.s[0]);
+  for (; b <= last; b++) {
+    int whole = (b + 1) * BLOCK <= pos0 + 1 && first_key(a, pos1) <= b * BLOCK;
+    if (b + 1 < last)
+      prefetch(a->pages[b + 2] + at, 2 * part);
+    for (int i = 0; i < w.tiles; i++, turn ^= 1) {
+      if (i + 1 < w.tiles)
+        scores(&w, a->pages[b] + at, i + 1, w.s[turn ^ 1]);
+      else if (b < last)
+        scores(&w, a->pages[b + 1] + at, 0, w.s[turn ^ 1]);
+      meet(&w, i, b * BLOCK, whole, w.s[turn], a->pages[b] + at + part);
+    }
+  }
+  TILE_RELEASE();
+  end(&w);
+}
+
+static void kv_store(uint8_t *k_part, uint8_t *v_part, const float *k, const float *v, int head_dim,
+                     int slot, mr_kv_type type) {
+  if (!is_mine(type, head_dim)) {
+    simd.kv_store(k_part, v_part, k, v, head_dim, slot, type);
+    return;
+  }
+  if (slot == 0)
+    memset(v_part, 0, mr_kv_part_bytes(type, head_dim));
+  k_part += slot / 16 * TILE_BYTES + slot % 16 * 4;
+  v_part += slot / 2 * 64;
+  __mmask32 odd = slot % 2 ? 0xaaaaaaaa : 0x55555555;
+  for (int d = 0; d < head_dim; d += 32, k_part += 2 * TILE_BYTES, v_part += 2 * TILE_BYTES) {
+    uint32_t pairs[16];
+    _mm512_storeu_si512(pairs, to_bf16(vload(k + d), vload(k + d + 16)));
+    for (int i = 0; i < 16; i++)
+      memcpy(k_part + i * 64, &pairs[i], 4);
+    __m512i h = to_bf16(vload(v + d), vload(v + d + 16));
+    for (int j = 0; j < 2; j++) {
+      __m512i x =
+          _mm512_cvtepu16_epi32(j ? _mm512_extracti64x4_epi64(h, 1) : _mm512_castsi512_si256(h));
+      x = _mm512_or_si512(x, _mm512_slli_epi32(x, 16));
+      _mm512_mask_storeu_epi16(v_part + j * TILE_BYTES, odd, x);
+    }
+  }
+}
+
+void mr_k_fill_avx512_amx_attn(mr_kernels *k) {
+  simd = *k;
+  k->attention = attention;
+  k->kv_store = kv_store;
+  k->kv_type = MR_KV_BF16;
+}
