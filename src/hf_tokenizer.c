@@ -17,6 +17,12 @@ mr_code mr_hf_no_memory(mr_err *err) {
   return mr_err_set(err, MR_E_NOMEM, "out of memory");
 }
 
+mr_code mr_hf_grown(mr_err *err) {
+  return mr_err_set(err, MR_E_DATA,
+                    "the tokenizer's steps make a text more than 64 times as long: they cannot be "
+                    "meant");
+}
+
 mr_hf_step *mr_hf_step_add(mr_hf_steps *list, int kind, mr_err *err) {
   if (list->n >= MR_HF_MAX_STEPS) {
     mr_err_set(err, MR_E_DATA, "more than %d steps of one kind", MR_HF_MAX_STEPS);

@@ -24,6 +24,8 @@
 #define MR_HF_MAX_ID ((1 << 22) - 1)
 #define MR_HF_MAX_STEPS 64 /* of one kind, nested ones counted */
 #define MR_HF_MAX_NESTING 8
+/* How long n bytes of text may become: more is no normalizing but an attack by the file. */
+#define MR_HF_MAX_GROWN(n) (64 * (n) + 65536)
 
 typedef struct mr_hf_step {
   int kind;       /* an enum of the file that runs it */
@@ -165,6 +167,7 @@ mr_code mr_hf_bpe_word(const mr_vocab *v, mr_hf_work *w, const char *s, size_t l
                        mr_err *err);
 
 /* Unicode, as the library's steps see it. */
+mr_code mr_hf_grown(mr_err *err);   /* the error for a text that passes MR_HF_MAX_GROWN */
 bool mr_hf_is_space(uint32_t code); /* White_Space */
 bool mr_hf_is_punct(uint32_t code); /* ASCII punctuation and P* */
 void mr_hf_add_byte_char(mr_text *t, uint8_t byte);

@@ -108,6 +108,7 @@ mr_code mr_hf_read_norm(mr_hf *h, const json_t *o, int depth, mr_err *err) {
 typedef struct runner {
   const mr_hf_text *in;
   mr_hf_text *out;
+  size_t limit; /* bytes of out */
 } runner;
 
 /* Whether any byte of in[from, to) is marked. */
@@ -270,9 +271,10 @@ static void strip(const runner *r, unsigned flags) {
   keep(r, flags & LEFT ? from : 0, flags & RIGHT ? last : to);
 }
 
-static void put(const runner *r, const mr_hf_step *step, size_t from, size_t to) {
+static bool put(const runner *r, const mr_hf_step *step, size_t from, size_t to) {
   mr_text_add(&r->out->s, step->b, step->b_len);
   follow(r, from, to);
+  return r->out->s.len <= r->limit;
 }
 
 static mr_code replace(const runner *r, const mr_hf_step *step, mr_regex_scratch *scratch,
@@ -283,7 +285,8 @@ static mr_code replace(const runner *r, const mr_hf_step *step, mr_regex_scratch
     for (const char *p; step->a_len && (p = memmem(s + done, len - done, step->a, step->a_len));) {
       size_t at = (size_t)(p - s);
       keep(r, done, at);
-      put(r, step, at, done = at + step->a_len);
+      if (!put(r, step, at, done = at + step->a_len))
+        return mr_hf_grown(err);
     }
     keep(r, done, len);
     return MR_OK;
@@ -291,7 +294,8 @@ static mr_code replace(const runner *r, const mr_hf_step *step, mr_regex_scratch
   int found;
   for (mr_match m = {0}; (found = mr_regex_next(step->re, scratch, s, len, &m, err)) > 0;) {
     keep(r, done, m.from);
-    put(r, step, m.from, done = m.to);
+    if (!put(r, step, m.from, done = m.to))
+      return mr_hf_grown(err);
   }
   keep(r, done, len);
   return found < 0 ? (err && err->code ? err->code : MR_E_DATA) : MR_OK;
@@ -349,7 +353,7 @@ static void turn(mr_hf_work *w) {
 }
 
 static void bert(mr_hf_work *w, const mr_hf_step *step) {
-  runner r = {&w->text, &w->spare};
+  runner r = {&w->text, &w->spare, SIZE_MAX};
   if (step->flags & CLEAN)
     each(&r, step, clean), turn(w);
   if (step->flags & CHINESE)
@@ -362,8 +366,8 @@ static void bert(mr_hf_work *w, const mr_hf_step *step) {
     each(&r, step, lower), turn(w);
 }
 
-static mr_code run(const mr_hf_step *s, mr_hf_work *w, mr_err *err) {
-  runner r = {&w->text, &w->spare};
+static mr_code run(const mr_hf_step *s, mr_hf_work *w, size_t limit, mr_err *err) {
+  runner r = {&w->text, &w->spare, limit};
   mr_code c = MR_OK;
   switch (s->kind) {
   case NFC:
@@ -413,9 +417,13 @@ static mr_code run(const mr_hf_step *s, mr_hf_work *w, mr_err *err) {
 
 mr_code mr_hf_normalize(const mr_hf *h, mr_hf_work *w, mr_err *err) {
   clear(&w->spare, w->text.marked);
+  size_t limit = MR_HF_MAX_GROWN(w->text.s.len);
   mr_code c = MR_OK;
-  for (size_t i = 0; !c && i < h->norm.n && w->text.s.len; i++)
-    c = run(&h->norm.s[i], w, err);
+  for (size_t i = 0; !c && i < h->norm.n && w->text.s.len; i++) {
+    c = run(&h->norm.s[i], w, limit, err);
+    if (!c && w->text.s.len > limit)
+      c = mr_hf_grown(err);
+  }
   if (!c && (w->text.s.failed || w->text.plain.failed))
     c = mr_hf_no_memory(err);
   return c;

@@ -197,13 +197,16 @@ mr_code mr_hf_read_dec(mr_hf *h, const json_t *o, int depth, mr_err *err) {
   }
 }
 
+#define MAX_TOKEN_TEXT ((size_t)1 << 20) /* bytes: decoders that make more of it are cut short */
+
 /* Changes every `from` in out since `at`. */
 static void swap(mr_text *out, size_t at, const char *from, size_t n, const char *to, size_t m) {
   if (!n || out->failed || !memmem(out->data + at, out->len - at, from, n))
     return;
   mr_text t = {0};
   const char *s = out->data + at, *end = out->data + out->len;
-  for (const char *p; (p = memmem(s, (size_t)(end - s), from, n)); s = p + n) {
+  for (const char *p; t.len < MAX_TOKEN_TEXT && (p = memmem(s, (size_t)(end - s), from, n));
+       s = p + n) {
     mr_text_add(&t, s, (size_t)(p - s));
     mr_text_add(&t, to, m);
   }
@@ -304,6 +307,6 @@ void mr_hf_decode(const mr_vocab *v, int32_t id, bool first, mr_text *out) {
   if (!v->hf->dec.n && !first)
     mr_text_addc(out, ' ');
   mr_text_add(out, t.s, t.len);
-  for (size_t i = 0; i < v->hf->dec.n && !out->failed; i++)
+  for (size_t i = 0; i < v->hf->dec.n && !out->failed && out->len - at < MAX_TOKEN_TEXT; i++)
     run(&v->hf->dec.s[i], out, at, first);
 }

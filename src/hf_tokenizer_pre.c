@@ -70,7 +70,10 @@ static mr_code read_metaspace(const json_t *o, mr_hf_step *s, mr_err *err) {
   if (scheme ? strcmp(scheme, "never") != 0 : prefix)
     s->flags |= PREFIX_SPACE | (scheme && !strcmp(scheme, "first") ? FIRST_ONLY : 0);
   s->flags |= mr_hf_flag(o, "split", true) ? CUT | WITH_NEXT : 0;
-  return mr_hf_string(o, "replacement", MR_SPACE_MARK, &s->a, &s->a_len, err);
+  mr_code c = mr_hf_string(o, "replacement", MR_SPACE_MARK, &s->a, &s->a_len, err);
+  if (!c && s->a_len > 4)
+    c = mr_err_set(err, MR_E_DATA, "Metaspace: replacement is more than one character");
+  return c;
 }
 
 static mr_code compile(mr_hf_step *s, const char *pattern, mr_err *err) {
@@ -341,7 +344,10 @@ mr_code mr_hf_cut(const mr_hf *h, mr_hf_work *w, const char *s, size_t len, bool
   mr_text_add(&w->cur.s, s, len);
   mr_code c =
       !w->cur.s.failed && add(&w->cur, (mr_hf_piece){0, len, first}) ? MR_OK : mr_hf_no_memory(err);
-  for (size_t i = 0; !c && i < h->pre.n; i++)
+  for (size_t i = 0; !c && i < h->pre.n; i++) {
     c = run(&h->pre.s[i], w, err);
+    if (!c && w->cur.s.len > MR_HF_MAX_GROWN(len))
+      c = mr_hf_grown(err);
+  }
   return c;
 }

@@ -331,6 +331,30 @@ static void deep_nesting(void **state) {
   mr_text_free(&t);
 }
 
+/* Steps that double a text again and again are stopped. */
+static void growing_texts(void **state) {
+  (void)state;
+  static const char *const steps[] = {"{'type':'Replace','pattern':{'String':'a'},'content':'aa'}",
+                                      "{'type':'ByteLevel'}"};
+  for (int k = 0; k < 4; k++) {
+    mr_text t = {0};
+    mr_text_adds(&t, "{" CHARS);
+    mr_text_adds(&t, k < 2    ? ",'normalizer':{'type':'Sequence','normalizers':["
+                     : k == 2 ? ",'pre_tokenizer':{'type':'Sequence','pretokenizers':["
+                              : ",'decoder':{'type':'Sequence','decoders':[");
+    for (int i = 0; i < 60; i++)
+      mr_text_addf(&t, "%s%s", i ? "," : "", steps[k == 1 || k == 2]);
+    mr_text_adds(&t, "]}}");
+    mr_vocab *v = opened(t.data);
+    if (k < 3)
+      assert_non_null(strstr(ids_of(v, "a\xc3\xa9", NULL, 0), "64 times"));
+    else
+      assert_true(strlen(TEXT(v, true, true, 1)) < (4 << 20));
+    mr_vocab_close(v);
+    mr_text_free(&t);
+  }
+}
+
 static const char whole[] =
     "{" MARKS ",'normalizer':{'type':'Sequence','normalizers':[{'type':'NFC'},{'type':'Prepend',"
     "'prepend':'_'},{'type':'Replace','pattern':{'String':' '},'content':'_'}]},'pre_tokenizer':{"
@@ -439,6 +463,7 @@ int main(void) {
       cmocka_unit_test(decoders),
       cmocka_unit_test(broken_files),
       cmocka_unit_test(deep_nesting),
+      cmocka_unit_test(growing_texts),
       cmocka_unit_test(memory_may_run_out),
       cmocka_unit_test(changed_files),
       cmocka_unit_test(tiny_samples),
