@@ -10,6 +10,7 @@ CSTD := -std=c11 -D_GNU_SOURCE
 WARN := -Wall -Wextra -Werror -Wshadow -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wno-unknown-warning-option
 OPT_release := -O2 -g
 OPT_asan := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+OPT_fuzz := -O1 -g -fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all -fno-omit-frame-pointer
 OPT_tsan := -O1 -g -fsanitize=thread
 DEFS := -DMR_VERSION='"$(VERSION)"'
 CFLAGS += $(CSTD) $(WARN) $(OPT_$(MODE)) -march=x86-64-v2 -ffp-contract=off -fno-math-errno -pthread -I. $(DEFS) -MMD -MP
@@ -21,6 +22,7 @@ LIB_SRC := $(wildcard io/*.c kernels/*.c kernels/*/*.c src/*.c) $(filter-out job
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
 LIB := $(BUILD)/libmillrace.a
 BIN := $(BUILD)/millrace
+FUZZERS := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
 TESTS := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(wildcard tests/unit/test_*.c))
 
 .DEFAULT_GOAL := all
@@ -40,6 +42,11 @@ ifeq ($(MODE),asan)
 $(BUILD)/kernels/avx512/avx512_amx.o: CFLAGS += -fno-sanitize=undefined
 endif
 
+ifeq ($(MODE),fuzz)
+# no hostile input reaches them
+$(BUILD)/kernels/%.o: CFLAGS += -fno-sanitize=address,undefined,fuzzer-no-link
+endif
+
 $(BUILD)/%.o: %.c | $(BUILD)/.deps
 	@mkdir -p $(@D)
 	@echo "  CC $<"
@@ -57,6 +64,14 @@ $(BUILD)/tests/%: tests/unit/%.c $(LIB)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
 	@$(CC) $(CFLAGS) -o $@ $< $(LIB) $(LDFLAGS) -lcmocka $(LDLIBS)
+
+# A fuzz target with libFuzzer (MODE=fuzz), or with a main that replays files.
+$(BUILD)/fuzz_%: tests/fuzz/fuzz_%.c $(LIB)
+	@echo "  LD $@"
+	@$(CC) $(CFLAGS) -fsanitize=fuzzer -o $@ $< $(LIB) $(LDFLAGS) $(LDLIBS)
+$(BUILD)/replay_%: tests/fuzz/fuzz_%.c tests/fuzz/replay.c $(LIB)
+	@echo "  LD $@"
+	@$(CC) $(CFLAGS) -o $@ $< tests/fuzz/replay.c $(LIB) $(LDFLAGS) $(LDLIBS)
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
 
@@ -82,20 +97,20 @@ demo: all model ## build, get the default model, run the example job, show resul
 	@scripts/demo.sh $(BIN) $(SMOLLM2)
 
 # ---------------------------------------------------------------- tests
-.PHONY: test check check-long unit cli tidy clang asan ubsan tsan test-programs
+.PHONY: test check check-long unit cli tidy clang asan ubsan fuzz tsan test-programs
 test-programs: $(BIN) $(TESTS)
 
 test: ## all tests that CI runs; installs what they need
 	@scripts/setup.sh test --quiet
 	@$(MAKE) --no-print-directory -j$$(nproc) all test-programs
 	@$(MAKE) --no-print-directory model
-	@tests/run.sh $(BUILD) unit cli stop kill tidy clang asan
+	@tests/run.sh $(BUILD) unit cli stop kill tidy clang asan fuzz-replay
 
 check: ## test, with the unit tests on every instruction set and the second model
 	@scripts/setup.sh test --quiet
 	@$(MAKE) --no-print-directory -j$$(nproc) all test-programs
 	@$(MAKE) --no-print-directory models
-	@tests/run.sh $(BUILD) unit isa cli stop kill tidy clang asan
+	@tests/run.sh $(BUILD) unit isa cli stop kill tidy clang asan fuzz-replay
 
 check-long: ## check, and the sanitizer builds of every suite, valgrind, cron and Slurm if there (about an hour)
 	@$(MAKE) --no-print-directory check
@@ -108,6 +123,9 @@ unit cli tidy clang: ## one suite of the tests
 
 asan ubsan: ## unit tests built with address and undefined-behaviour sanitizers
 	@tests/run.sh $(BUILD) asan-all
+fuzz: ## the fuzz targets (clang): build/fuzz/fuzz_*; tests/fuzz.sh SECONDS [NAME] runs them
+	@scripts/setup.sh test --quiet
+	@$(MAKE) --no-print-directory -j$$(nproc) MODE=fuzz BUILD=$(BUILD)/fuzz CC=clang $(FUZZERS:%=$(BUILD)/fuzz/%)
 tsan: ## unit tests built with the thread sanitizer
 	@tests/run.sh $(BUILD) tsan
 

@@ -247,21 +247,24 @@ typedef struct state {
   uint64_t end[MR_STREAMS];
 } state;
 
-static bool frame_is_good(const state *s, const mr_frame_rec *rec) {
+/* MR_E_DATA: the frame cannot be read, or is not the one that was named. */
+static mr_code check_frame(const state *s, const mr_frame_rec *rec) {
   mr_text t = {0};
   mr_err e = MR_ERR_INIT;
   if (rec->bytes == 0 || rec->bytes > MR_ZFRAME_MAX || rec->text_bytes > MR_ZFRAME_MAX)
-    return false;
-  char *buf = mr_mem_alloc((size_t)rec->bytes, 1);
-  bool good =
-      buf && rec->offset == s->end[rec->stream] &&
-      mr_sys_pread_full(s->fd[rec->stream], buf, (size_t)rec->bytes, (off_t)rec->offset) ==
-          (ssize_t)rec->bytes &&
-      mr_hash_64(buf, (size_t)rec->bytes) == rec->check &&
-      mr_zframe_unpack(buf, (size_t)rec->bytes, (size_t)rec->text_bytes, "", &t, &e) == MR_OK;
+    return MR_E_DATA;
+  size_t n = (size_t)rec->bytes;
+  char *buf = mr_mem_alloc(n, 1);
+  if (!buf)
+    return MR_E_NOMEM;
+  mr_code rc = MR_E_DATA;
+  if (rec->offset == s->end[rec->stream] &&
+      mr_sys_pread_full(s->fd[rec->stream], buf, n, (off_t)rec->offset) == (ssize_t)n &&
+      mr_hash_64(buf, n) == rec->check)
+    rc = mr_zframe_unpack(buf, n, (size_t)rec->text_bytes, "", &t, &e);
   mr_mem_free(buf);
   mr_text_free(&t);
-  return good;
+  return rc;
 }
 
 static mr_code check_record(void *ctx, uint32_t type, const unsigned char *payload, size_t len) {
@@ -269,19 +272,19 @@ static mr_code check_record(void *ctx, uint32_t type, const unsigned char *paylo
   mr_frame_rec rec;
   if (type == MR_RECORD_HEADER) {
     mr_job_identity id;
-    mr_err e = MR_ERR_INIT;
-    json_t *o = mr_json_load((const char *)payload, len);
-    bool good = mr_identity_from_json(&id, o, &e) == MR_OK;
+    mr_code rc = mr_identity_parse(&id, payload, len);
     s->c->rows = id.rows;
     mr_identity_free(&id);
-    json_decref(o);
-    return good ? MR_OK : MR_E_DATA;
+    return rc;
   }
   if (type != MR_RECORD_FRAME)
     return type == MR_RECORD_RUN ? MR_OK : MR_E_DATA;
   if (!mr_framerec_decode(&rec, payload, len, s->c->rows))
     return MR_E_DATA;
-  if (!frame_is_good(s, &rec))
+  mr_code rc = check_frame(s, &rec);
+  if (rc == MR_E_NOMEM)
+    return rc;
+  if (rc)
     problem(s->c, "%s: the frame at byte %" PRIu64 " is damaged; its rows will be computed again",
             s->p->frames[rec.stream], rec.offset);
   s->end[rec.stream] += rec.bytes;

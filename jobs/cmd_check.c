@@ -52,15 +52,22 @@ static mr_code look(mr_check *c, const mr_paths *p, bool *finished, mr_err *err)
     mr_manifest_free(&m);
     return rc;
   }
-  if (rc == MR_E_NOINPUT && mr_path_exists(p->journal))
+  if (*finished) {
+    *err = e;
+    return rc;
+  }
+  bool journal = false, state = false;
+  rc = mr_path_look(p->journal, &journal, err);
+  if (!rc)
+    rc = mr_path_look(p->run, &state, err);
+  if (rc)
+    return rc;
+  if (journal)
     return mr_check_state(c, p, err);
-  if (rc == MR_E_NOINPUT && mr_path_exists(p->run))
+  if (state)
     return MR_OK; /* before the first record */
-  if (rc == MR_E_NOINPUT)
-    return mr_err_at(err, rc, p->final[MR_FINAL_OUTPUT], 0, -1,
-                     "no job: neither %s nor %s is there", p->final[MR_FINAL_MANIFEST], p->run);
-  *err = e;
-  return rc;
+  return mr_err_at(err, MR_E_NOINPUT, p->final[MR_FINAL_OUTPUT], 0, -1,
+                   "no job: neither %s nor %s is there", p->final[MR_FINAL_MANIFEST], p->run);
 }
 
 static mr_code run(const mr_job *j, int *status, mr_err *err) {

@@ -1,21 +1,25 @@
-/* cmd_model_info.c: `millrace model info FILE`: checks all of a model file and says what it is. */
+/* cmd_model_info.c: `millrace model info MODEL`: checks all of a model and says what it is. */
 #include <getopt.h>
 #include <jansson.h>
 #include <string.h>
 
 #include "io/err.h"
 #include "io/gguf.h"
+#include "io/json.h"
+#include "io/mem.h"
+#include "io/safetensors.h"
 #include "io/text.h"
 #include "jobs/cmd.h"
+#include "src/hf_dir.h"
 #include "src/model.h"
 #include "src/tokenizer.h"
 
 static const char usage[] =
-    "usage: millrace model info [--json] FILE\n"
+    "usage: millrace model info [--json] MODEL\n"
     "\n"
     "Checks all of a GGUF model file (its first part, if it is split; a file that holds only a "
     "vocabulary too)\n"
-    "and prints what it is.\n"
+    "or of a Hugging Face directory, and prints what it is.\n"
     "\n"
     "  --json      print one JSON object\n"
     "  -h, --help  print this page\n"
@@ -23,10 +27,14 @@ static const char usage[] =
     "Exit status: 0 the file is usable, 65 it is not, 66 there is no such file.\n";
 
 typedef struct subject { /* what was opened */
-  const mr_gguf *g;
-  mr_model *m;  /* NULL: only a vocabulary */
-  mr_gguf *own; /* g, when there is no model that owns it */
-  mr_vocab *v;  /* NULL: none */
+  const char *path;
+  bool is_dir;
+  mr_hf_dir dir;
+  mr_safetensors *st; /* of a directory, for what its files hold; NULL: none */
+  const mr_gguf *g;   /* NULL: a directory */
+  mr_model *m;        /* NULL: only a vocabulary */
+  mr_gguf *own;       /* g, when there is no model that owns it */
+  mr_vocab *v;        /* NULL: none */
 } subject;
 
 typedef struct type_sum {
@@ -38,7 +46,7 @@ typedef struct type_sum {
 enum { MAX_TYPES = 64 };
 
 /* Without tensors the file must hold a vocabulary; with tensors it must be a whole model. */
-static mr_code open_subject(subject *s, const char *path, mr_err *err) {
+static mr_code open_file(subject *s, const char *path, mr_err *err) {
   mr_code rc = mr_gguf_open(&s->own, path, err);
   s->g = s->own;
   if (rc == MR_OK && mr_gguf_n_tensors(s->g) > 0) {
@@ -51,25 +59,68 @@ static mr_code open_subject(subject *s, const char *path, mr_err *err) {
   }
   if (rc == MR_OK && mr_vocab_present(s->g))
     rc = mr_vocab_open(&s->v, s->g, err);
+  return rc;
+}
+
+static mr_code open_dir(subject *s, const char *path, mr_err *err) {
+  mr_code rc = mr_hf_dir_open(&s->dir, path, err);
+  s->is_dir = true;
+  if (rc == MR_OK)
+    rc = mr_hf_dir_vocab(&s->dir, &s->v, err);
+  if (rc == MR_OK && (mr_hf_dir_has_weights(&s->dir) || !s->v)) {
+    rc = mr_safetensors_open(&s->st, path, err);
+    if (rc == MR_OK)
+      rc = mr_model_open(&s->m, path, err);
+  }
+  return rc;
+}
+
+static mr_code open_subject(subject *s, const char *path, mr_err *err) {
+  s->path = path;
+  mr_code rc = mr_hf_dir_is(path) ? open_dir(s, path, err) : open_file(s, path, err);
   if (rc)
     mr_err_place(err, path, 0, -1);
   return rc;
+}
+
+/* ---- files and directories alike ---- */
+
+static size_t n_tensors(const subject *s) {
+  return s->g ? mr_gguf_n_tensors(s->g) : s->st ? mr_safetensors_n(s->st) : 0;
+}
+
+static const mr_gguf_tensor *tensor_at(const subject *s, size_t i) {
+  return s->g ? mr_gguf_tensor_at(s->g, i) : mr_safetensors_at(s->st, i);
+}
+
+static int n_files(const subject *s) {
+  return s->g ? mr_gguf_files(s->g) : s->st ? (int)mr_safetensors_n_files(s->st) : 0;
+}
+
+static uint64_t n_bytes(const subject *s) {
+  return s->g ? mr_gguf_bytes(s->g) : s->st ? mr_safetensors_bytes(s->st) : 0;
+}
+
+static bool has_template(const subject *s) {
+  return s->g ? mr_gguf_find(s->g, "tokenizer.chat_template") != NULL : s->dir.plain.data != NULL;
 }
 
 static void close_subject(subject *s) {
   mr_vocab_close(s->v);
   mr_model_close(s->m);
   mr_gguf_close(s->own);
+  mr_safetensors_close(s->st);
+  mr_hf_dir_close(&s->dir);
 }
 
-static int sum_types(const mr_gguf *g, type_sum sums[MAX_TYPES]) {
+static int sum_types(const subject *s, type_sum sums[MAX_TYPES]) {
   int n = 0;
   for (int type = 0; type < MAX_TYPES; type++) {
     type_sum t = {mr_dtype_get(type)->name, 0, 0};
-    for (size_t i = 0; i < mr_gguf_n_tensors(g); i++)
-      if (mr_gguf_tensor_at(g, i)->dtype == type) {
+    for (size_t i = 0; i < n_tensors(s); i++)
+      if (tensor_at(s, i)->dtype == type) {
         t.count++;
-        t.bytes += mr_gguf_tensor_at(g, i)->bytes;
+        t.bytes += tensor_at(s, i)->bytes;
       }
     if (t.count)
       sums[n++] = t;
@@ -77,11 +128,16 @@ static int sum_types(const mr_gguf *g, type_sum sums[MAX_TYPES]) {
   return n;
 }
 
-/* A string of the metadata in printable form; "" where there is none. */
-static const char *text_of(const mr_gguf *g, const char *key, char *buf, size_t cap) {
-  mr_str s = {"", 0};
-  mr_gguf_str(g, key, &s, NULL);
-  return mr_gguf_show(s, buf, cap);
+/* The architecture or the name, in printable form; "" where there is none. */
+static const char *text_of(const subject *s, const char *key, char *buf, size_t cap) {
+  mr_str t = {"", 0};
+  if (s->g) {
+    mr_gguf_str(s->g, key, &t, NULL);
+  } else if (!strcmp(key, "general.architecture")) {
+    const json_t *v = json_object_get(s->dir.config, "model_type");
+    t = (mr_str){json_is_string(v) ? json_string_value(v) : "", json_string_length(v)};
+  }
+  return mr_gguf_show(t, buf, cap);
 }
 
 static void warnings(const subject *s, mr_text *out) {
@@ -116,15 +172,18 @@ static void page_model(const mr_model *m) {
 static void page(const subject *s) {
   char buf[80];
   type_sum sums[MAX_TYPES];
-  printf("file            %s\n", mr_gguf_path(s->g));
-  printf("format          GGUF version %d, %d file%s, %llu bytes\n", mr_gguf_version(s->g),
-         mr_gguf_files(s->g), mr_gguf_files(s->g) == 1 ? "" : "s",
-         (unsigned long long)mr_gguf_bytes(s->g));
+  printf("file            %s\n", s->g ? mr_gguf_path(s->g) : s->path);
+  if (s->g)
+    printf("format          GGUF version %d, ", mr_gguf_version(s->g));
+  else
+    printf("format          safetensors, ");
+  printf("%d file%s, %llu bytes\n", n_files(s), n_files(s) == 1 ? "" : "s",
+         (unsigned long long)n_bytes(s));
   if (s->m) {
     page_model(s->m);
   } else {
-    printf("architecture    %s\n", text_of(s->g, "general.architecture", buf, sizeof buf));
-    printf("name            %s\n", text_of(s->g, "general.name", buf, sizeof buf));
+    printf("architecture    %s\n", text_of(s, "general.architecture", buf, sizeof buf));
+    printf("name            %s\n", text_of(s, "general.name", buf, sizeof buf));
     printf("contents        a vocabulary only\n");
   }
   if (s->v) {
@@ -132,9 +191,9 @@ static void page(const subject *s) {
     printf("vocabulary      %s%s%s, %d tokens, bos %d%s, eos %d\n", mr_vocab_kind(s->v),
            *pre ? " " : "", pre, mr_vocab_size(s->v), mr_vocab_bos(s->v),
            mr_vocab_adds_bos(s->v) ? " (added)" : "", mr_vocab_eos(s->v));
-    printf("chat template   %s\n", mr_gguf_find(s->g, "tokenizer.chat_template") ? "yes" : "no");
+    printf("chat template   %s\n", has_template(s) ? "yes" : "no");
   }
-  int n = sum_types(s->g, sums);
+  int n = sum_types(s, sums);
   for (int i = 0; i < n; i++)
     printf("%-15s %-8s %5d tensors %14llu bytes\n", i ? "" : "tensors", sums[i].name, sums[i].count,
            (unsigned long long)sums[i].bytes);
@@ -161,9 +220,9 @@ static json_t *json_vocab(const mr_vocab *v) {
                    "adds_bos", mr_vocab_adds_bos(v));
 }
 
-static json_t *json_types(const mr_gguf *g) {
+static json_t *json_types(const subject *s) {
   type_sum sums[MAX_TYPES];
-  int n = sum_types(g, sums);
+  int n = sum_types(s, sums);
   json_t *list = json_array();
   for (int i = 0; i < n; i++)
     json_array_append_new(list, json_pack("{s:s s:i s:I}", "type", sums[i].name, "count",
@@ -182,26 +241,32 @@ static json_t *json_warnings(const subject *s) {
 }
 
 /* A path need not be UTF-8; JSON text must be. */
-static const char *path_of(const mr_gguf *g, char *buf, size_t cap) {
-  mr_str s = {mr_gguf_path(g), strlen(mr_gguf_path(g))};
-  return mr_utf8_valid(s.s, s.len) < 0 ? s.s : mr_gguf_show(s, buf, cap);
+static const char *path_of(const subject *s, char *buf, size_t cap) {
+  const char *path = s->g ? mr_gguf_path(s->g) : s->path;
+  mr_str t = {path, strlen(path)};
+  return mr_utf8_valid(t.s, t.len) < 0 ? t.s : mr_gguf_show(t, buf, cap);
 }
 
 static mr_code print_json(const subject *s, mr_err *err) {
   char arch[80], name[80], path[512];
-  bool chat = mr_gguf_find(s->g, "tokenizer.chat_template") != NULL;
-  json_t *o =
-      json_pack("{s:s s:i s:i s:I s:s s:s s:b s:o s:o}", "file", path_of(s->g, path, sizeof path),
-                "gguf_version", mr_gguf_version(s->g), "files", mr_gguf_files(s->g), "bytes",
-                (json_int_t)mr_gguf_bytes(s->g), "architecture",
-                text_of(s->g, "general.architecture", arch, sizeof arch), "name",
-                s->m ? s->m->c.name : text_of(s->g, "general.name", name, sizeof name),
-                "chat_template", chat, "tensors", json_types(s->g), "warnings", json_warnings(s));
+  mr_json_ran_out(); /* before this */
+  json_t *o = json_pack(
+      "{s:s s:s s:o s:i s:I s:s s:s s:b s:o s:o}", "file", path_of(s, path, sizeof path), "format",
+      s->g ? "gguf" : "safetensors", "gguf_version",
+      s->g ? json_integer(mr_gguf_version(s->g)) : json_null(), "files", n_files(s), "bytes",
+      (json_int_t)n_bytes(s), "architecture", text_of(s, "general.architecture", arch, sizeof arch),
+      "name", s->m ? s->m->c.name : text_of(s, "general.name", name, sizeof name), "chat_template",
+      has_template(s), "tensors", json_types(s), "warnings", json_warnings(s));
   json_object_set_new(o, "model", s->m ? json_model(s->m) : json_null());
   json_object_set_new(o, "vocabulary", s->v ? json_vocab(s->v) : json_null());
-  int failed = !o || json_dumpf(o, stdout, JSON_INDENT(2)) < 0 || fputc('\n', stdout) == EOF;
+  char *text = mr_json_dumps(o, JSON_INDENT(2));
+  bool no_memory = !text || mr_json_ran_out(); /* a member may be missing */
   json_decref(o);
-  return failed ? mr_err_set(err, MR_E_IO, "cannot write the page") : MR_OK;
+  bool failed = !no_memory && puts(text) == EOF;
+  mr_mem_free(text);
+  if (no_memory)
+    return mr_err_set(err, MR_E_NOMEM, "out of memory for the page");
+  return failed ? mr_err_errno(err, MR_E_IO, NULL, "cannot write to standard output") : MR_OK;
 }
 
 static int report(mr_code rc, const mr_err *err) {

@@ -20,7 +20,6 @@ typedef struct status {
 
 static mr_code take(void *ctx, uint32_t type, const unsigned char *payload, size_t len) {
   status *s = ctx;
-  mr_err e = MR_ERR_INIT;
   mr_frame_rec rec;
   if (type == MR_RECORD_FRAME) {
     if (!mr_framerec_decode(&rec, payload, len, s->rows))
@@ -30,20 +29,20 @@ static mr_code take(void *ctx, uint32_t type, const unsigned char *payload, size
     s->output_tokens += rec.output_tokens;
     return MR_OK;
   }
-  json_t *o = mr_json_load((const char *)payload, len);
-  bool good = true;
   if (type == MR_RECORD_HEADER) {
-    good = mr_identity_from_json(&s->id, o, &e) == MR_OK;
+    mr_code rc = mr_identity_parse(&s->id, payload, len);
     s->rows = s->id.rows;
-  } else if (type == MR_RECORD_RUN) {
-    const char *why = json_string_value(json_object_get(o, "stopped"));
-    s->runs++;
-    snprintf(s->stopped_by, sizeof s->stopped_by, "%s", why ? why : "");
-  } else {
-    good = false;
+    return rc;
   }
+  if (type != MR_RECORD_RUN)
+    return MR_E_DATA;
+  mr_json_ran_out(); /* before this */
+  json_t *o = mr_json_load((const char *)payload, len);
+  const char *why = json_string_value(json_object_get(o, "stopped"));
+  s->runs++;
+  snprintf(s->stopped_by, sizeof s->stopped_by, "%s", why ? why : "");
   json_decref(o);
-  return good ? MR_OK : MR_E_DATA;
+  return mr_json_ran_out() ? MR_E_NOMEM : MR_OK;
 }
 
 static mr_code from_manifest(status *s, const char *path, mr_err *err) {
@@ -64,13 +63,21 @@ static mr_code from_manifest(status *s, const char *path, mr_err *err) {
 
 static mr_code look(status *s, const mr_paths *p, mr_err *err) {
   bool running = mr_rundir_is_locked(p);
-  if (!running && mr_path_exists(p->final[MR_FINAL_MANIFEST]))
+  bool manifest = false, journal = false, state = false;
+  mr_code rc = mr_path_look(p->final[MR_FINAL_MANIFEST], &manifest, err);
+  if (!rc)
+    rc = mr_path_look(p->journal, &journal, err);
+  if (!rc)
+    rc = mr_path_look(p->run, &state, err);
+  if (rc)
+    return rc;
+  if (!running && manifest)
     return from_manifest(s, p->final[MR_FINAL_MANIFEST], err);
-  if (mr_path_exists(p->journal)) {
+  if (journal) {
     s->state = running ? "running" : "stopped";
     return mr_journal_read(p->journal, take, s, &s->torn_bytes, err);
   }
-  if (mr_path_exists(p->run)) {
+  if (state) {
     s->state = running ? "starting" : "stopped";
     return MR_OK;
   }

@@ -293,6 +293,8 @@ static mr_code tokenize_one(const session *s, int argc, char **argv, mr_err *err
     mr_text_adds(&text, argv[at]);
   else
     c = take_all(&text, err);
+  if (text.failed)
+    c = mr_err_set(err, MR_E_NOMEM, "out of memory");
   if (!c)
     c = encode(s, &text, s->req.flags, &ids, err);
   for (size_t i = 0; !c && i < ids.n; i++)

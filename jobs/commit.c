@@ -55,15 +55,9 @@ static mr_code nomem(mr_err *err) {
 /* ---- replay */
 
 static mr_code take_header(mr_commit *c, const unsigned char *payload, size_t len) {
-  mr_json_ran_out();
-  json_t *o = mr_json_load((const char *)payload, len);
-  mr_err e = MR_ERR_INIT;
-  mr_code rc = mr_identity_from_json(&c->id, o, &e);
-  json_decref(o);
-  if (rc == MR_E_NOMEM || mr_json_ran_out())
-    return MR_E_NOMEM;
+  mr_code rc = mr_identity_parse(&c->id, payload, len);
   if (rc || c->id.rows > ROWS_MAX)
-    return MR_E_DATA;
+    return rc ? rc : MR_E_DATA;
   c->done = mr_mem_alloc((size_t)(c->id.rows + 7) / 8, 1);
   return c->done ? MR_OK : MR_E_NOMEM;
 }

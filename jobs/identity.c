@@ -98,6 +98,18 @@ mr_code mr_identity_from_json(mr_job_identity *id, const json_t *o, mr_err *err)
   return MR_OK;
 }
 
+mr_code mr_identity_parse(mr_job_identity *id, const void *text, size_t len) {
+  mr_err e = MR_ERR_INIT;
+  mr_json_ran_out(); /* before this */
+  json_t *o = mr_json_load(text, len);
+  mr_code rc = mr_identity_from_json(id, o, &e);
+  json_decref(o);
+  if (!mr_json_ran_out())
+    return rc;
+  mr_identity_free(id);
+  return MR_E_NOMEM;
+}
+
 static void add_words(mr_text *t, const char *words) {
   mr_text_addf(t, "%s%s", t->len ? "; " : "", words);
 }

@@ -42,6 +42,8 @@ void mr_identity_make_id(mr_job_identity *id);
  * missing or odd. */
 json_t *mr_identity_to_json(const mr_job_identity *id);
 mr_code mr_identity_from_json(mr_job_identity *id, const json_t *o, mr_err *err);
+/* The same from the text of the object: MR_E_DATA, MR_E_NOMEM. */
+mr_code mr_identity_parse(mr_job_identity *id, const void *text, size_t len);
 /* Appends what differs, in words ("the model file; option max-tokens (64, was 32)"); adds nothing
  * if they are equal. */
 void mr_identity_differ(const mr_job_identity *old, const mr_job_identity *now, mr_text *words);

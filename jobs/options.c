@@ -325,8 +325,10 @@ static mr_code set_param_text(mr_job *j, const option *o, const char *s, bool *s
         *stop_given && j->defaults ? json_incref(json_object_get(j->defaults, "stop")) : NULL;
     if (!list)
       list = json_array();
-    if (list && json_array_append_new(list, json_string(s)))
+    if (list && json_array_append_new(list, json_string(s))) {
+      json_decref(list);
       return mr_err_at(err, from->code, from->file, 0, -1, "--stop: the text is not valid UTF-8");
+    }
     *stop_given = true;
     return set_param(j, o, list, from, err);
   }

@@ -33,6 +33,8 @@ mr_code mr_outname_set(mr_job *j, mr_err *err) {
     return MR_OK;
   }
   size_t n = strlen(j->output);
+  if (n == 0)
+    return mr_err_set(err, MR_E_USAGE, "the output has no name");
   for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
     size_t m = strlen(ends[i].end);
     if (n > m && !strcmp(j->output + n - m, ends[i].end) && j->output[n - m - 1] != '/')

@@ -340,6 +340,19 @@ static mr_code read_head(mr_plan *p, const char *path, mr_err *err) {
   return rc;
 }
 
+static mr_code check_index(const mr_plan *p, const char *path, mr_err *err) {
+  char hex[MR_HASH_HEX];
+  mr_hash_hex(p->index ? (const void *)p->index : "", p->index_bytes, hex);
+  if (strcmp(hex, p->h.index_digest))
+    return damaged(path, "plan.index has a wrong checksum", err);
+  for (uint64_t i = 0; i < p->h.rows; i++) {
+    const mr_plan_entry *e = &p->index[i];
+    if (e->kind > MR_ROW_BAD || e->n_prompt < 0 || e->n_out < 0 || e->file >= p->h.n_files)
+      return damaged(path, "plan.index has an entry that no row has", err);
+  }
+  return MR_OK;
+}
+
 static mr_code map_index(mr_plan *p, const char *path, mr_err *err) {
   int fd = mr_sys_now->open(path, O_RDONLY | O_CLOEXEC, 0);
   struct stat st;
@@ -366,10 +379,7 @@ static mr_code map_index(mr_plan *p, const char *path, mr_err *err) {
   mr_sys_now->close(fd);
   if (rc != MR_OK)
     return rc;
-  char hex[MR_HASH_HEX];
-  mr_hash_hex(p->index ? (const void *)p->index : "", p->index_bytes, hex);
-  return strcmp(hex, p->h.index_digest) ? damaged(path, "plan.index has a wrong checksum", err)
-                                        : MR_OK;
+  return check_index(p, path, err);
 }
 
 static mr_code open_data(mr_plan *p, mr_err *err) {

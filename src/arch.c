@@ -1,3 +1,4 @@
+#include <stdio.h>
 #include <string.h>
 
 #include "io/text.h"
@@ -9,7 +10,7 @@
  * interleaved rope, the others for halves). */
 /* clang-format off */
 static const mr_arch archs[] = {
-    {.name = "llama", .hf = "llama mistral mixtral ministral minicpm seed_oss internlm3 yi aquila",
+    {.name = "llama", .hf = "llama mistral mixtral ministral minicpm seed_oss cwm",
      .rope = MR_ROPE_INTERLEAVED, .gated = true, .pre_norms = true,
      .window_pattern = 1, .rope_base = 1e4f, .renorm = true},
     {.name = "qwen2", .hf = "qwen2",
@@ -63,7 +64,7 @@ static const mr_arch archs[] = {
     {.name = "stablelm", .hf = "stablelm", .partial = 0.25f,
      .norm = MR_NORM_LAYER, .norm_bias = true, .rope = MR_ROPE_NEOX,
      .gated = true, .pre_norms = true, .rope_base = 1e4f},
-    {.name = "olmo2", .hf = "olmo2 olmo3",
+    {.name = "olmo2", .hf = "olmo2",
      .rope = MR_ROPE_NEOX, .gated = true, .qk_norm = true, .qk_norm_full = true,
      .post_norms = true, .rope_base = 1e4f},
     {.name = "granite", .hf = "granite",
@@ -100,7 +101,8 @@ static const mr_arch archs[] = {
      .rope = MR_ROPE_NEOX, .gated = true, .qkv_bias = true, .out_bias = true, .pre_norms = true,
      .window_pattern = 1, .rope_base = 1e4f, .scoring = MR_SCORE_SPARSEMIXER, .hf_only = true},
     {.name = "gpt-oss", .hf = "gpt_oss", .rope = MR_ROPE_NEOX, .act_fixed = true,
-     .swiglu_clamp = true, .sinks = true, .gated = true, .qkv_bias = true, .out_bias = true, .pre_norms = true,
+     .swiglu_clamp = true, .sinks = true, .gated = true, .qkv_bias = true, .out_bias = true,
+     .pre_norms = true,
      .window_pattern = 2, .rope_base = 1.5e5f, .renorm = true, .experts_columns = true,
      .experts_alternate = true, .hf_only = true},
     {.name = "llama4", .hf = "llama4_text", .hf_only = true, .rope = MR_ROPE_INTERLEAVED,
@@ -168,6 +170,18 @@ static const mr_arch archs[] = {
      .rope = MR_ROPE_NEOX, .gated = true, .pre_norms = true, .rope_base = 1e4f},
     {.name = "smollm3", .hf = "smollm3", .hf_only = true, .rope = MR_ROPE_NEOX, .gated = true,
      .pre_norms = true, .nope_interval = 4, .rope_base = 2e6f},
+    {.name = "olmo3", .hf = "olmo3", .hf_only = true, .rope = MR_ROPE_NEOX, .gated = true,
+     .qk_norm = true, .qk_norm_full = true, .post_norms = true, .window_pattern = 4,
+     .rope_local_plain = true, .rope_base = 1e4f},
+    {.name = "flexolmo", .hf = "flex_olmo", .hf_only = true, .rope = MR_ROPE_NEOX, .gated = true,
+     .qk_norm = true, .qk_norm_full = true, .post_norms = true, .rope_base = 5e5f},
+    {.name = "biogpt", .hf = "biogpt", .hf_only = true, .norm = MR_NORM_LAYER, .norm_bias = true,
+     .act = MR_ACT_GELU, .qkv_bias = true, .out_bias = true, .mlp_bias = true, .pre_norms = true,
+     .learned_positions = true, .position_offset = 2, .embed_scale = true},
+    {.name = "openai-gpt", .hf = "openai-gpt", .hf_only = true, .norm = MR_NORM_LAYER,
+     .norm_bias = true, .act = MR_ACT_GELU_TANH, .act_fixed = true, .qkv_bias = true,
+     .out_bias = true, .mlp_bias = true, .norm_after = true, .fused_qkv = true,
+     .hf_columns = true, .learned_positions = true},
     {.name = "helium", .hf = "helium", .hf_only = true, .rope = MR_ROPE_INTERLEAVED,
      .hf_interleaved = true, .gated = true, .pre_norms = true, .rope_base = 1e5f},
     {.name = "vaultgemma", .hf = "vaultgemma", .hf_only = true, .hf_plus1 = true,
@@ -203,14 +217,34 @@ const mr_arch *mr_arch_find_hf(const char *model_type) {
   return NULL;
 }
 
-const char *mr_arch_nearest(const char *name, bool hf) {
-  const char *names[N_ARCHS + 1];
+/* The names of directories are written out one by one; the nearest is then a word of the table. */
+static const char *nearest_hf(const char *name) {
+  char words[2 * N_ARCHS][32];
+  const char *names[2 * N_ARCHS];
   size_t n = 0;
   for (size_t i = 0; i < N_ARCHS; i++)
-    if (hf ? archs[i].hf && !strchr(archs[i].hf, ' ') : !archs[i].hf_only)
-      names[n++] = hf ? archs[i].hf : archs[i].name;
+    for (const char *at = archs[i].hf; at && *at && n < 2 * N_ARCHS;) {
+      size_t len = strcspn(at, " ");
+      snprintf(words[n], sizeof words[n], "%.*s", (int)len, at);
+      names[n] = words[n];
+      n++;
+      at += len + (at[len] == ' ');
+    }
+  const char *near = mr_nearest(name, names, n);
+  const mr_arch *a = near ? mr_arch_find_hf(near) : NULL;
+  if (!a || !strchr(a->hf, ' '))
+    return a ? a->hf : NULL;
+  return a->name;
+}
+
+const char *mr_arch_nearest(const char *name, bool hf) {
+  const char *names[N_ARCHS];
+  size_t n = 0;
   if (hf)
-    names[n++] = "llama"; /* the first of a row's several */
+    return nearest_hf(name);
+  for (size_t i = 0; i < N_ARCHS; i++)
+    if (!archs[i].hf_only)
+      names[n++] = archs[i].name;
   return mr_nearest(name, names, n);
 }
 

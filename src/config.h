@@ -81,13 +81,14 @@ typedef struct mr_arch { /* one row of the table */
   bool learned_positions; /* position_embd.weight added to the embeddings */
   int position_offset;    /* rows of it that come before position 0, in directories */
   bool alibi;
-  bool sinks;         /* attention may leave tokens to a sink for each head (gpt_oss) */
-  bool attn_unscaled; /* q.k as it is */
-  int window_pattern; /* 1: all layers windowed; n: every n-th is global; 0: none windowed */
-  bool nope_global;   /* no rope in layers without window, where there are windows */
-  int nope_interval;  /* every n-th layer has no rope, unless config.json says otherwise */
-  float partial;      /* share of a head that is rotated where config.json says none; 0: all */
-  float rope_base;    /* default where the file says none */
+  bool sinks;            /* attention may leave tokens to a sink for each head (gpt_oss) */
+  bool attn_unscaled;    /* q.k as it is */
+  int window_pattern;    /* 1: all layers windowed; n: every n-th is global; 0: none windowed */
+  bool nope_global;      /* no rope in layers without window, where there are windows */
+  int nope_interval;     /* every n-th layer has no rope, unless config.json says otherwise */
+  float partial;         /* share of a head that is rotated where config.json says none; 0: all */
+  float rope_base;       /* default where the file says none */
+  bool rope_local_plain; /* windowed layers: rope without scaling */
   const char *rope_default; /* JSON: taken where config.json has no parameters of rope at all */
   float rope_base_local;    /* base of windowed layers; 0: the same */
   mr_scoring scoring;

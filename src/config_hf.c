@@ -264,7 +264,7 @@ static void find_rope(reader *r) {
   r->rope = full ? full : p;
   real(r, "rope_theta rotary_emb_base", &c->rope_base);
   real_of(r, r->rope, "rope_theta", &c->rope_base);
-  c->rope_local_plain = local || get(r->j, "rope_local_base_freq");
+  c->rope_local_plain = c->arch.rope_local_plain || local || get(r->j, "rope_local_base_freq");
   real(r, "rope_local_base_freq", &c->rope_base_local);
   real_of(r, local, "rope_theta", &c->rope_base_local);
   if (!(c->rope_base > 0) || c->rope_base_local < 0)
@@ -351,7 +351,7 @@ static void read_scales(reader *r) {
   c->attn_softcap = c->final_softcap = 0;
   real(r, "attn_logit_softcapping", &c->attn_softcap);
   real(r, "final_logit_softcapping", &c->final_softcap);
-  if (c->arch.embed_scale)
+  if (flag(r->j, "scale_embedding", c->arch.embed_scale))
     c->embed_scale = sqrtf((float)c->d_model);
   real(r, "embedding_multiplier scale_emb", &c->embed_scale);
   real(r, "residual_multiplier", &c->residual_scale);
@@ -428,10 +428,13 @@ static void read_experts(reader *r) {
              &c->n_experts) ||
       c->n_experts == 1)
     return;
-  if (!get(r->j, "moe_topk") || json_is_integer(get(r->j, "moe_topk")))
+  const json_t *each = get(r->j, "moe_topk"); /* may be a list, of a number for each layer */
+  if (json_is_array(each))
+    whole_of(r, json_array_get(each, 0), "moe_topk", 1, c->n_experts, &c->n_experts_used);
+  else
     need(r, "num_experts_per_tok moe_topk moe_k", c->n_experts, &c->n_experts_used);
-  if (c->n_experts_used > MR_MAX_CHOSEN)
-    FAIL(r, "%d experts a token are too many (at most %d)", c->n_experts_used, MR_MAX_CHOSEN);
+  if (c->n_experts_used < 1 || c->n_experts_used > MR_MAX_CHOSEN)
+    FAIL(r, "%d experts a token are impossible (1 to %d)", c->n_experts_used, MR_MAX_CHOSEN);
   need(r, "moe_intermediate_size intermediate_size", MAX_FF, &c->d_expert);
   if (whole(r, "n_shared_experts num_shared_expert moe_num_shared_experts", 0, 64, &shared))
     c->d_shared = shared * c->d_expert;
@@ -476,6 +479,10 @@ static const mr_arch *find_arch(reader *r) {
     return NULL;
   }
   const mr_arch *a = mr_arch_find_hf(type);
+  if (!a && json_is_object(get(r->j, "text_config"))) { /* beside a model of images */
+    r->j = get(r->j, "text_config");
+    a = mr_arch_find_hf(text(r->j, "model_type"));
+  }
   const char *near = a ? NULL : mr_arch_nearest(type, true);
   if (!a)
     FAIL(r, "architecture \"%.64s\" is not supported%s%s", type,

@@ -167,12 +167,14 @@ static int chain_blocks(const mr_request *r) {
   return (r->n_prompt - 1) / MR_KV_BLOCK;
 }
 
-/* MR_KV_AUTO admits by what choices had so far, of what they could have had; and half as much
- * again, for the long ones among them. */
+/* MR_KV_AUTO admits by what choices had so far of what they could have had: half as much again, for
+ * the long ones among them; with a disk half of that, as rows are half way on average and parking
+ * one costs little. */
 static int expected_new(const mr_engine *e, int most) {
-  if (e->policy != MR_KV_AUTO || e->share_n < LEARN_FROM)
+  if (e->policy != MR_KV_AUTO)
     return most;
-  double share = 1.5 * e->share_sum / (double)e->share_n;
+  double share = e->share_n < LEARN_FROM ? 1 : 1.5 * e->share_sum / (double)e->share_n;
+  share = (share < 1 ? share : 1) * (mr_kvtier_has_disk(e->tier) ? 0.5 : 1);
   return share < 1 ? (int)(share * most) + 1 : most;
 }
 
@@ -309,7 +311,7 @@ mr_code mr_engine_admit(mr_engine *e, const mr_request *r, mr_err *err) {
     mr_flight_free(e, f);
     return rc;
   }
-  e->pages_reserved += (int)pages_needed(e, r, true) - f->n_chain;
+  e->pages_reserved += mr_flight_reserved(f);
   e->n_sequences += n;
   e->n_live += n;
   e->n_active++;

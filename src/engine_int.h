@@ -135,6 +135,8 @@ int mr_flight_claim(mr_engine *e, mr_flight *f, int n);
 /* Tokens from `from` to f->fed are computed: others may have them. */
 void mr_flight_publish(mr_engine *e, mr_flight *f, int from);
 
+/* Pages that are reserved for it while it is active, beside its nodes of the tree. */
+int mr_flight_reserved(const mr_flight *f);
 /* engine_park.c: gives up its pages: to disk, or to be computed again. */
 void mr_flight_park(mr_engine *e, mr_flight *f);
 /* Between two steps: parked flights come back when there is room, the oldest first. */

@@ -83,7 +83,7 @@ static void start_over(mr_engine *e, mr_flight *f) {
   }
 }
 
-static int reserved_pages(const mr_flight *f) {
+int mr_flight_reserved(const mr_flight *f) {
   int n = f->shared_pages;
   for (int i = 0; i < f->n_seqs; i++)
     n += f->seqs[i].done ? 0 : f->seqs[i].own_pages;
@@ -103,7 +103,7 @@ void mr_flight_park(mr_engine *e, mr_flight *f) {
     mr_kv_seq_release(e->kv, &f->seqs[i].kv);
   if (f->n_chain)
     mr_prefix_release(e->prefix, f->chain, f->n_chain, f->age);
-  e->pages_reserved -= reserved_pages(f);
+  e->pages_reserved -= mr_flight_reserved(f);
   f->fed = 0;
   f->partial_at = -1;
   f->state = MR_FLIGHT_PARKED;
@@ -115,7 +115,7 @@ void mr_flight_park(mr_engine *e, mr_flight *f) {
 static void activate(mr_engine *e, mr_flight *f) {
   if (f->n_chain)
     mr_prefix_acquire(e->prefix, f->r.prompt, f->n_chain, f->chain);
-  e->pages_reserved += reserved_pages(f);
+  e->pages_reserved += mr_flight_reserved(f);
   f->state = MR_FLIGHT_ACTIVE;
   e->n_parked--;
 }

@@ -145,6 +145,18 @@ void mr_hf_dir_close(mr_hf_dir *d) {
   *d = (mr_hf_dir){0};
 }
 
+bool mr_hf_dir_has_weights(const mr_hf_dir *d) {
+  static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
+  char path[4096];
+  struct stat st;
+  for (int i = 0; i < 2; i++) {
+    snprintf(path, sizeof path, "%s/%s", d->path, names[i]);
+    if (mr_sys_now->stat(path, &st) == 0)
+      return true;
+  }
+  return false;
+}
+
 /* A member of config.json, or of the part of it that describes the text model. */
 static const json_t *member(const mr_hf_dir *d, const char *key) {
   static const char *const parts[] = {"text_config", "llm_config", "language_config"};

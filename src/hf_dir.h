@@ -30,6 +30,7 @@ typedef struct mr_hf_dir {
 bool mr_hf_dir_is(const char *path); /* a directory */
 mr_code mr_hf_dir_open(mr_hf_dir *d, const char *path, mr_err *err);
 void mr_hf_dir_close(mr_hf_dir *d);
+bool mr_hf_dir_has_weights(const mr_hf_dir *d); /* model.safetensors or the index of its shards */
 
 mr_code mr_hf_dir_vocab(const mr_hf_dir *d, mr_vocab **out, mr_err *err);
 int64_t mr_hf_dir_context(const mr_hf_dir *d);    /* tokens; 0: not said */

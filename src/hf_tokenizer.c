@@ -341,6 +341,13 @@ static mr_code load(loader *l, const json_t *root) {
   return c ? c : list_added(l);
 }
 
+mr_hf *mr_hf_new(mr_hf_model model) {
+  mr_hf *h = mr_mem_alloc(1, sizeof *h);
+  if (h)
+    *h = (mr_hf){.model = model, .unk = -1};
+  return h;
+}
+
 mr_code mr_hf_open(mr_vocab **out, const json_t *root, const json_t *more, mr_err *err) {
   mr_err own = MR_ERR_INIT;
   *out = NULL;
@@ -354,10 +361,9 @@ mr_code mr_hf_open(mr_vocab **out, const json_t *root, const json_t *more, mr_er
     return mr_hf_no_memory(err);
   v->bos = v->eos = -1;
   v->add_space_prefix = true;
-  v->hf = mr_mem_alloc(1, sizeof *v->hf);
+  v->hf = mr_hf_new(MR_HF_BPE);
   mr_code c = v->hf ? MR_OK : mr_hf_no_memory(&own);
   if (!c) {
-    v->hf->unk = -1;
     load(&l, root);
     c = own.code; /* the first error counts */
   }
@@ -368,6 +374,51 @@ mr_code mr_hf_open(mr_vocab **out, const json_t *root, const json_t *more, mr_er
   }
   mr_vocab_close(v);
   return mr_err_set(err, c, "%s", own.text);
+}
+
+/* ---- BERT's, from a GGUF file ---- */
+
+static bool is_cased(const mr_vocab *v) {
+  for (int32_t i = 0; i < v->n; i++) {
+    mr_str t = mr_vocab_text(v, i);
+    if (v->type[i] == MR_TOKEN_NORMAL && t.len > 3 && !memcmp(t.s, MR_SPACE_MARK, 3) &&
+        t.s[3] >= 'A' && t.s[3] <= 'Z')
+      return true;
+  }
+  return false;
+}
+
+static mr_code add_bert_steps(mr_vocab *v, const json_t *steps, mr_err *err) {
+  mr_hf *h = v->hf;
+  mr_code c = steps ? MR_OK : mr_hf_no_memory(err);
+  c = c ? c : mr_hf_read_norm(h, json_object_get(steps, "norm"), 0, err);
+  c = c ? c : mr_hf_read_pre(h, json_object_get(steps, "pre"), 0, err);
+  c = c ? c : mr_hf_read_dec(h, json_object_get(steps, "dec"), 0, err);
+  c = c ? c : mr_hf_string(NULL, "", MR_SPACE_MARK, &h->first, NULL, err);
+  c = c ? c : mr_hf_string(NULL, "", "", &h->cont, NULL, err);
+  return c;
+}
+
+mr_code mr_hf_open_bert(mr_vocab *v, int32_t unk, mr_err *err) {
+  mr_hf *h = v->hf;
+  json_t *steps =
+      json_pack("{s:{s:s s:b}, s:{s:s}, s:{s:s}}", "norm", "type", "BertNormalizer", "lowercase",
+                !is_cased(v), "pre", "type", "BertPreTokenizer", "dec", "type", "Metaspace");
+  mr_code c = add_bert_steps(v, steps, err);
+  json_decref(steps);
+  h->unk = unk;
+  h->max_chars = 100;
+  for (int32_t i = 0; !c && i < v->n_special; i++) {
+    int32_t id = v->special[i];
+    mr_str t = mr_vocab_text(v, id);
+    c = mr_hf_list_add(&h->raw, id, v->type[id] == MR_TOKEN_USER ? 0 : MR_HF_SPECIAL, t.s, t.len,
+                       err);
+  }
+  mr_hf_list_sort(&h->raw);
+  if (!c && ((v->bos >= 0 && !mr_ids_push(&h->prefix, v->bos)) ||
+             (v->eos >= 0 && !mr_ids_push(&h->suffix, v->eos))))
+    c = mr_hf_no_memory(err);
+  return c;
 }
 
 static void free_steps(mr_hf_steps *list) {

@@ -106,8 +106,10 @@ typedef struct mr_hf_work { /* of one call */
 /* Reads tokenizer.json's value into a vocabulary without bos, eos and ends. `more` (may be NULL) is
  * an object of added tokens by id, as tokenizer_config.json has them. */
 mr_code mr_hf_open(mr_vocab **out, const json_t *root, const json_t *more, mr_err *err);
-/* The pipeline of a BERT vocabulary whose tables are read already (GGUF). */
-mr_code mr_hf_open_bert(mr_vocab *v, int32_t cls, int32_t sep, mr_err *err);
+mr_hf *mr_hf_new(mr_hf_model model); /* without any step; NULL: out of memory */
+/* The pipeline of a BERT vocabulary whose tables, bos and eos are read already (GGUF): tokens that
+ * start a word begin with U+2581. One with capital letters in it is not lower-cased. */
+mr_code mr_hf_open_bert(mr_vocab *v, int32_t unk, mr_err *err);
 void mr_hf_close(mr_hf *h);
 mr_code mr_hf_encode(const mr_vocab *v, const char *text, size_t len, const uint8_t *plain,
                      int flags, mr_ids *out, mr_err *err);

@@ -48,6 +48,10 @@ static double per_byte_s(uint64_t bytes, double seconds) {
   return bytes >= MEASURED_BYTES ? seconds / (double)bytes : 1 / DISK_BYTES_PER_S;
 }
 
+bool mr_kvtier_has_disk(const mr_kvtier *t) {
+  return t->spill && mr_spill_room(t->spill) > 0;
+}
+
 bool mr_kvtier_spills(const mr_kvtier *t, int pages, int64_t tokens, double token_s) {
   if (!t->spill || mr_spill_room(t->spill) < pages)
     return false;

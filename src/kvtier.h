@@ -44,6 +44,7 @@ mr_code mr_kvtier_open(mr_kvtier **out, mr_kv *kv, mr_kv_policy policy, uint64_t
                        const char *dir, mr_err *err);
 void mr_kvtier_close(mr_kvtier *t); /* NULL is fine */
 
+bool mr_kvtier_has_disk(const mr_kvtier *t); /* with room left */
 /* Whether to put `pages` on disk rather than compute `tokens` again at token_s seconds each. */
 bool mr_kvtier_spills(const mr_kvtier *t, int pages, int64_t tokens, double token_s);
 

@@ -9,6 +9,7 @@ static const struct {
 } places[] = {{"model.", "layers."},
               {"transformer.", "h."},
               {"gpt_neox.", "layers."},
+              {"biogpt.", "layers."},
               {"transformer.", "blocks."},
               {"model.decoder.", "layers."},
               {"model.language_model.", "layers."},
@@ -23,13 +24,13 @@ static const struct {
   const char *stem, *names;
 } map[] = {
     /* of the model */
-    {"token_embd", "embed_tokens wte word_embeddings embed_in"},
+    {"token_embd", "embed_tokens wte word_embeddings embed_in tokens_embed"},
     {"token_embd_norm", "word_embeddings_layernorm"},
-    {"position_embd", "wpe embed_positions"},
+    {"position_embd", "wpe embed_positions positions_embed"},
     {"project_in", "project_in"},
     {"project_out", "project_out"},
-    {"output_norm", "norm ln_f final_layer_norm norm_f final_layernorm"},
-    {"output", "lm_head embed_out"},
+    {"output_norm", "norm ln_f final_layer_norm norm_f final_layernorm layer_norm"},
+    {"output", "lm_head embed_out output_projection"},
     /* norms */
     {"attn_norm", "input_layernorm ln_1 norm_1 attention_layernorm self_attn_layer_norm ln_attn"},
     {"ffn_norm", "pre_feedforward_layernorm post_attention_layernorm ln_2 norm_2 "

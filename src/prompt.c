@@ -167,17 +167,35 @@ static int limited(int64_t n) {
   return n > INT32_MAX ? INT32_MAX : (int)n;
 }
 
-static mr_code fill_from_dir(mr_prompter *p, const mr_hf_dir *d, mr_err *err) {
-  mr_err ignored = MR_ERR_INIT;
-  mr_code c = mr_hf_dir_vocab(d, &p->vocab, err);
-  if (c)
-    return c;
+/* A directory with weights must be of a known architecture; one with only a vocabulary need not. */
+static mr_code dir_sizes(mr_prompter *p, const mr_hf_dir *d, mr_err *err) {
+  if (mr_hf_dir_has_weights(d)) {
+    mr_config *c = mr_mem_alloc(1, sizeof *c);
+    if (!c)
+      return mr_err_set(err, MR_E_NOMEM, "out of memory");
+    mr_code code = mr_config_from_dir(c, d->path, err);
+    p->context = c->context;
+    p->vocab_size = c->n_vocab;
+    mr_mem_free(c);
+    return code;
+  }
   p->context = limited(mr_hf_dir_context(d));
   if (!p->context)
     p->context = MR_DEFAULT_CONTEXT;
   p->vocab_size = limited(mr_hf_dir_vocab_size(d));
   if (!p->vocab_size && p->vocab)
     p->vocab_size = mr_vocab_size(p->vocab);
+  return MR_OK;
+}
+
+static mr_code fill_from_dir(mr_prompter *p, const mr_hf_dir *d, mr_err *err) {
+  mr_err ignored = MR_ERR_INIT;
+  mr_code c = mr_hf_dir_vocab(d, &p->vocab, err);
+  if (c)
+    return c;
+  c = dir_sizes(p, d, err);
+  if (c)
+    return c;
   if (d->plain.data)
     p->source = mr_mem_copy(d->plain.data, d->plain.len);
   c = dir_template(&p->plain, &d->plain, &p->template_error);

@@ -387,7 +387,11 @@ static tv *f_map(tr *r, tv *self, tv_call *c) {
     return NULL;
   tv *out = generator(r, n);
   for (size_t i = 0; out && i < n; i++) {
-    tv_call inner = {.pos = c->pos + 1, .n_pos = c->n_pos - 1, .kw = c->kw, .n_kw = c->n_kw};
+    tv_call inner = {.kw = c->kw, .n_kw = c->n_kw};
+    if (c->n_pos) { /* what follows the filter's name */
+      inner.pos = c->pos + 1;
+      inner.n_pos = c->n_pos - 1;
+    }
     tv *v =
         attribute ? mr_op_path(r, items[i], attribute) : mr_tr_call_func(r, f, items[i], &inner);
     if (v && attribute && v->kind == TV_UNDEF && missing)

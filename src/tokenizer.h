@@ -6,11 +6,12 @@
  *     mr_tokenizer_encode(v, text, len, NULL, MR_TOK_ADD_SPECIAL, &ids, &err);
  *     mr_ids_free(&ids);  mr_vocab_close(v);
  *
- * Kinds: byte-level BPE (tokenizer.ggml.model "gpt2") with its pre-tokenizer pattern (PCRE2 with a
- * match limit), and SentencePiece-style merging by score ("llama"). Text may hold NUL; invalid
- * UTF-8 is encoded as upstream does (byte tokens where the vocabulary has them, else U+FFFD). Text
- * is not normalized (MPT's own tokenizer would apply NFC). Time is O(n log n) in the length of the
- * text.
+ * Kinds of a GGUF file: byte-level BPE (tokenizer.ggml.model "gpt2") with its pre-tokenizer pattern
+ * (PCRE2 with a match limit), SentencePiece-style merging by score ("llama"), WordPiece ("bert").
+ * Kinds of a tokenizer.json: BPE, Unigram, WordPiece, WordLevel with its own steps (hf_tokenizer.h;
+ * opened by hf_dir.h). Text may hold NUL; invalid UTF-8 is encoded as upstream does (byte tokens
+ * where the vocabulary has them, else U+FFFD). Text of a GGUF file's BPE is not normalized (MPT's
+ * own tokenizer would apply NFC). Time is O(n log n) in the length of the text.
  */
 #ifndef MR_SRC_TOKENIZER_H
 #define MR_SRC_TOKENIZER_H
@@ -46,7 +47,8 @@ bool mr_vocab_adds_bos(const mr_vocab *v);
 bool mr_vocab_is_end(const mr_vocab *v, int32_t id); /* eos, eot, eom and end-of-generation control
                                                         tokens */
 bool mr_vocab_is_control(const mr_vocab *v, int32_t id);
-const char *mr_vocab_kind(const mr_vocab *v); /* "bpe", "spm" */
+const char *mr_vocab_kind(const mr_vocab *v); /* "bpe", "spm", "unigram", "wordpiece", "wordlevel"
+                                               */
 const char *mr_vocab_pre(const mr_vocab *v);  /* pre-tokenizer's name, "" for none */
 /* Stored text of a token (for printing; a BPE token's bytes are mapped back). False: no such id. */
 bool mr_vocab_piece(const mr_vocab *v, int32_t id, mr_str *out);

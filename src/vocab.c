@@ -157,10 +157,15 @@ static mr_code read_kind(mr_vocab *v, const mr_gguf *g, mr_err *err) {
   v->spm = model.len == 5 && !memcmp(model.s, "llama", 5);
   if (v->spm || (model.len == 4 && !memcmp(model.s, "gpt2", 4)))
     return MR_OK;
+  if (model.len == 4 && !memcmp(model.s, "bert", 4)) {
+    v->hf = mr_hf_new(MR_HF_WORDPIECE);
+    v->kind = "wordpiece";
+    return v->hf ? MR_OK : no_memory(err);
+  }
   return mr_err_set(err, MR_E_DATA,
                     K_MODEL
                     ": vocabularies of kind \"%.*s\" are not supported (gpt2: byte-level BPE, "
-                    "and llama: SentencePiece BPE, are)",
+                    "llama: SentencePiece BPE, and bert: WordPiece, are)",
                     model.len > 32 ? 32 : (int)model.len, model.s);
 }
 
@@ -222,7 +227,7 @@ static mr_code read_tokens(mr_vocab *v, const mr_gguf *g, mr_err *err) {
   for (int32_t i = 0; i < v->n; i++) {
     mr_str s = mr_gguf_item_str(kv, &cursor);
     char *to = v->blob + v->at[i];
-    bool literal = v->spm || is_special(v, i) || v->type[i] == MR_TOKEN_BYTE;
+    bool literal = v->spm || v->hf || is_special(v, i) || v->type[i] == MR_TOKEN_BYTE;
     int64_t len = literal ? -1 : mr_vocab_decode_bytes(s, to);
     if (len < 0)
       memcpy(to, s.s, s.len);
@@ -497,6 +502,30 @@ static mr_code list_special(mr_vocab *v, mr_err *err) {
   return MR_OK;
 }
 
+/* The first token that one of the keys names. */
+static mr_code read_either(const mr_vocab *v, const mr_gguf *g, const char *key, const char *other,
+                           int32_t *id, mr_err *err) {
+  mr_code c = read_id(v, g, other, id, err);
+  return c ? c : read_id(v, g, key, id, err);
+}
+
+/* BERT's: [CLS] before a text and [SEP] after it. The format spells one key wrongly. */
+static mr_code read_wordpiece(mr_vocab *v, const mr_gguf *g, mr_err *err) {
+  int32_t unk = -1;
+  v->bos = v->eos = -1;
+  if (read_either(v, g, "tokenizer.ggml.cls_token_id", K_BOS, &v->bos, err) ||
+      read_either(v, g, "tokenizer.ggml.seperator_token_id", K_EOS, &v->eos, err) ||
+      read_id(v, g, "tokenizer.ggml.separator_token_id", &v->eos, err) ||
+      read_id(v, g, "tokenizer.ggml.unknown_token_id", &unk, err))
+    return err->code;
+  v->add_bos = v->bos >= 0;
+  v->add_eos = v->eos >= 0;
+  v->add_space_prefix = true;
+  if (v->eos >= 0)
+    v->mark[v->eos] |= MR_MARK_END;
+  return list_special(v, err) ? err->code : mr_hf_open_bert(v, unk, err);
+}
+
 static mr_code read_special(mr_vocab *v, const mr_gguf *g, mr_err *err) {
   bool usual = v->spm && v->n > 2; /* where a SentencePiece file is silent: <s> is 1 and </s> is 2
                                     */
@@ -530,10 +559,10 @@ mr_code mr_vocab_open(mr_vocab **out, const mr_gguf *g, mr_err *err) {
     c = read_tokens(v, g, &own);
   if (!c)
     c = fill_indexes(v, &own);
-  if (!c && !v->spm)
+  if (!c && !v->spm && !v->hf)
     c = read_bpe(v, g, &own);
   if (!c)
-    c = read_special(v, g, &own);
+    c = v->hf ? read_wordpiece(v, g, &own) : read_special(v, g, &own);
   if (!c) {
     *out = v;
     return MR_OK;

@@ -8,6 +8,7 @@
 #   slurm     an array on a single-node Slurm    stop       signals, two runs, closed files, full disks, real runs
 #   kill      kill -9 at random times, 30 times  kill-long  1,000 times
 #   crash     crashes and faults, 100 outcomes at each point (unit tries a few)
+#   fuzz-replay  the corpus of every fuzz target, sanitized
 set -uo pipefail
 cd "$(dirname "$0")/.."
 build=$1
@@ -82,6 +83,24 @@ sanitized() { # mode names...: builds and runs the named test programs
 
 all_tests() { basename -a tests/unit/test_*.c | sed 's/\.c$//'; }
 
+fuzz_replay() { # the committed corpus; tests/fuzz.sh looks for more
+  local name names rc
+  names=$(basename -a tests/fuzz/fuzz_*.c | sed 's/^fuzz_//; s/\.c$//')
+  if ! make --no-print-directory -j"$(nproc)" MODE=asan BUILD="$build/asan" CC=clang \
+      $(printf "$build/asan/replay_%s " $names) >"$log" 2>&1; then
+    result "fuzz-replay build" 1
+    return
+  fi
+  MR_FUZZ_DIR=$(mktemp -d)
+  export MR_FUZZ_DIR
+  for name in $names; do
+    ASAN_OPTIONS=allocator_may_return_null=1 timeout 300 "$build/asan/replay_$name" "tests/fuzz/corpus/$name" >"$log" 2>&1
+    rc=$?
+    result "fuzz-replay $name: $(tail -n 1 "$log")" $rc
+  done
+  rm -rf "$MR_FUZZ_DIR"
+}
+
 for suite in "$@"; do
   echo "== $suite"
   case $suite in
@@ -103,6 +122,7 @@ for suite in "$@"; do
       for t in crash faults; do MR_CRASH_SEEDS=100 program "crash test_$t" "$build/tests/test_$t"; done ;;
     cron) script cron tests/cron.sh "$build/millrace" ;;
     slurm) script slurm tests/slurm.sh "$build/millrace" ;;
+    fuzz-replay) fuzz_replay ;;
     *) echo "unknown suite $suite" >&2; exit 64 ;;
   esac
 done

@@ -355,11 +355,8 @@ static void shared_prefixes(void **state) {
   (void)state;
   mr_engine_opts o = exact(tiny_path);
   mr_result *base[FAMILY] = {0}, *res[FAMILY] = {0};
-  uint64_t prompts = 0;
   o.no_prefix_sharing = true;
   mr_engine_stats alone = family_run(&o, false, base), st;
-  for (int i = 0; i < FAMILY; i++)
-    prompts += (uint64_t)base[i]->n_prompt;
   assert_int_equal(alone.prompt_tokens_shared, 0);
   o.no_prefix_sharing = false;
   for (int way = 0; way < 6; way++) {

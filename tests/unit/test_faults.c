@@ -339,6 +339,98 @@ static void each_allocation_fails(void **state) {
   fault_assert_no_problems();
 }
 
+/* ---- the commands that only look */
+
+typedef struct looking {
+  const char *name;
+  int (*command)(int, char **);
+  int finding; /* status when a file cannot be read and that is what the command is to find out */
+  const char *args[4];
+} looking;
+
+static int look(const looking *l) {
+  char *argv[6] = {(char *)(uintptr_t)l->name};
+  int argc = 1;
+  for (; l->args[argc - 1]; argc++)
+    argv[argc] = (char *)(uintptr_t)l->args[argc - 1];
+  fault_clock_ns = 1000000000;
+  return fault_command(l->command, argc, argv);
+}
+
+/* It says the same as undisturbed, or fails with a status that is in `may`. */
+static void expect_look(int rc, int want, const mr_text *said, const int may[2], const char *what) {
+  mr_text now = {0};
+  fault_slurp(fault_log, &now);
+  if (rc == want ? now.len != said->len || memcmp(now.data, said->data, now.len) != 0
+                 : rc != may[0] && rc != may[1])
+    fault_problem("%s", what);
+  mr_text_free(&now);
+}
+
+static void look_with_faults(const looking *l) {
+  mr_text said = {0};
+  char what[100];
+  no_fault();
+  fault.ops = ~0u;
+  int want = look(l), fds = fault_open_fds();
+  int64_t calls = fault.calls, many = 1 << 24, n = 0;
+  assert_true(fault_slurp(fault_log, &said));
+  mr_mem_fail_after(many);
+  look(l);
+  for (void *p; (p = mr_mem_alloc(1, 1)) != NULL; n++)
+    mr_mem_free(p);
+  int64_t allocations = many - n, live = mr_mem_live();
+  for (int64_t i = 0; i < allocations; i += 1 + allocations / 300) {
+    no_fault();
+    mr_mem_fail_after(i);
+    int rc = look(l);
+    mr_mem_fail_after(-1);
+    snprintf(what, sizeof what, "%s, allocation %lld, exit %d", l->name, (long long)i, rc);
+    expect_look(rc, want, &said, (const int[]){MR_E_UNAVAILABLE, MR_E_UNAVAILABLE}, what);
+    expect_no_leak(fds, live, what);
+  }
+  for (int64_t i = 0; i < calls; i++) {
+    no_fault();
+    fault.ops = ~0u;
+    fault.left = i;
+    fault.error = EIO;
+    int rc = look(l);
+    snprintf(what, sizeof what, "%s, call %lld (%s), exit %d", l->name, (long long)i,
+             op_names[fault.hit < 0 ? 0 : fault.hit], rc);
+    no_fault();
+    expect_look(rc, want, &said, (const int[]){MR_E_IO, l->finding}, what);
+    expect_no_leak(fds, live, what);
+  }
+  print_message("%s: %lld calls, %lld allocations\n", l->name, (long long)calls,
+                (long long)allocations);
+  mr_text_free(&said);
+}
+
+static void commands_that_look(void **state) {
+  (void)state;
+  char out[160], model[160];
+  snprintf(out, sizeof out, "%s", fault_path("out/o"));
+  snprintf(model, sizeof model, "%s", fault_path("tiny.gguf"));
+  const looking all[] = {{"status", mr_cmd_status, MR_E_IO, {out, "--json"}},
+                         {"check", mr_cmd_check, MR_E_DATA, {out, "--json"}},
+                         {"info", mr_cmd_model_info, MR_E_IO, {model, "--json"}},
+                         {"tokenize", mr_cmd_model_tokenize, MR_E_IO, {model, "some text"}}};
+  for (int finished = 0; finished < 2; finished++) {
+    no_fault();
+    fault_job_wipe();
+    if (!finished) {
+      fault.left = 11;
+      fault.ops = 1u << OP_SYNC;
+      fault.error = EIO;
+      fault.stays = true;
+    }
+    assert_int_equal(fault_job_run(), finished ? FAULT_JOB_DONE : MR_E_IO);
+    for (size_t i = 0; i < (finished ? sizeof all / sizeof *all : 2); i++)
+      look_with_faults(&all[i]);
+  }
+  fault_assert_no_problems();
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(each_call_fails_with_eio),
@@ -348,6 +440,7 @@ int main(void) {
       cmocka_unit_test(interruptions_and_short_counts_do_not_show),
       cmocka_unit_test(each_call_of_a_resumed_job_fails),
       cmocka_unit_test(each_allocation_fails),
+      cmocka_unit_test(commands_that_look),
   };
   return cmocka_run_group_tests(tests, begin, end);
 }

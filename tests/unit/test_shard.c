@@ -140,6 +140,7 @@ static void a_large_group_is_cut_further_down(void **state) {
   mr_plan *p;
   int32_t ids[200];
   assert_int_equal(mr_plan_create(&w, temp_dir, &e), MR_OK);
+  assert_int_equal(mr_plan_add_file(w, "in", &e), MR_OK);
   for (int i = 0; i < ROWS; i++) {
     rows[i].group = (int)(random_at(&seed) % INNER);
     for (int k = 0; k < 200; k++) /* 32 ids of all, to 128 of the inner group, then the row's */

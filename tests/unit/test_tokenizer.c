@@ -347,8 +347,7 @@ static mr_vocab *open_packed(const char *path) {
   mr_gguf *g = NULL;
   mr_vocab *v = NULL;
   assert_int_equal(mr_gguf_open(&g, file, &err), MR_OK);
-  if (mr_vocab_open(&v, g, &err))
-    assert_non_null(strstr(err.text, "\"bert\""));
+  assert_int_equal(mr_vocab_open(&v, g, &err), MR_OK);
   mr_gguf_close(g);
   build_remove(file);
   free(raw);

@@ -106,8 +106,8 @@ static void broken_bpe(void **state) {
   vocab_parts p = bpe_parts(), q = p;
   q.model = NULL;
   refused(&q, "tokenizer.ggml.model");
-  q = p, q.model = "bert";
-  refused(&q, "bert");
+  q = p, q.model = "t5";
+  refused(&q, "t5");
   q = p, q.pre = "martian-pre";
   refused(&q, "martian-pre");
   q = p, q.n = 0;

@@ -4,8 +4,8 @@
  *     tiny_gguf_write(path, nan_id);
  *
  * Ids 0..255 are the bytes, TINY_EOS is a control token that ends a text, those above are "Wa",
- * "Wb", ... The template writes "role:content\n" for each message and "A:" for the answer. The embedding of nan_id (-1: none) is NaN: whoever meets that token has logits that are
- * not finite.
+ * "Wb", ... The template writes "role:content\n" for each message and "A:" for the answer. The
+ * embedding of nan_id (-1: none) is NaN: whoever meets that token has logits that are not finite.
  */
 #ifndef MR_TESTS_TINY_GGUF_H
 #define MR_TESTS_TINY_GGUF_H
