@@ -131,11 +131,12 @@ tsan: ## unit tests built with the thread sanitizer
 
 # ---------------------------------------------------------------- bench, install
 .PHONY: bench install clean help
-bench: all model ## the machine's limits, each kernel's share of them, engine throughput
+bench: all models ## the machine's limits, each kernel's share of them, engine throughput
 	@$(BIN) bench machine
 	@$(BIN) bench kernels
-	@for b in 1 8 64 128; do $(BIN) bench throughput -m $(SMOLLM2) --prompt 128 --gen 32 --batch $$b; done
-	@$(BIN) bench throughput -m $(SMOLLM2) --prompt 512 --gen 0 --batch 8
+	@for m in $(SMOLLM2) $(GEMMA3); do echo $$m; \
+	  for b in 1 8 64 128 256; do $(BIN) bench throughput -m $$m --prompt 128 --gen 32 --batch $$b; done; \
+	  $(BIN) bench throughput -m $$m --prompt 512 --gen 0 --batch 8; done
 
 install: all ## install under PREFIX (default /usr/local)
 	install -Dm755 $(BIN) $(DESTDIR)$(PREFIX)/bin/millrace

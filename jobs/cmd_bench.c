@@ -205,12 +205,13 @@ static mr_code throughput(const bench_opts *o, mr_err *err) {
   phase prefill = {0}, decode = {0};
   mr_roofline roof;
   const mr_kernels *k = mr_kernels_best();
+  mr_scheme scheme = o->compute == MR_COMPUTE_EXACT ? MR_SCHEME_F32 : MR_SCHEME_I8;
   mr_code rc = measure(o, &prefill, &decode, err);
   if (!rc)
-    rc = mr_roofline_measure(k, o->threads, MEASURE_S, &roof, err);
+    rc = mr_roofline_measure(k, o->threads, 1u << scheme, MEASURE_S, &roof, err);
   if (rc)
     return rc;
-  double peak = roof.ops_per_s[o->compute == MR_COMPUTE_EXACT ? MR_SCHEME_F32 : MR_SCHEME_I8];
+  double peak = roof.ops_per_s[scheme];
   double seconds = prefill.seconds + decode.seconds;
   double mfu = per(per(prefill.flops + decode.flops, seconds), peak);
   double mbu = per(per(prefill.bytes + decode.bytes, seconds), roof.bytes_per_s);
@@ -241,7 +242,7 @@ static mr_code machine(const bench_opts *o, mr_err *err) {
   static const char *const names[MR_SCHEMES] = {"f32", "bf16", "int8"};
   const mr_kernels *k = mr_kernels_best();
   mr_roofline r;
-  mr_code rc = mr_roofline_measure(k, o->threads, 2 * MEASURE_S, &r, err);
+  mr_code rc = mr_roofline_measure(k, o->threads, MR_ROOFLINE_ALL, 2 * MEASURE_S, &r, err);
   if (rc)
     return rc;
   if (!o->json) {

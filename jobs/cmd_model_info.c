@@ -43,7 +43,7 @@ typedef struct type_sum {
   uint64_t bytes;
 } type_sum;
 
-enum { MAX_TYPES = 64 };
+enum { MAX_TYPES = MR_U8 + 1 };
 
 /* Without tensors the file must hold a vocabulary; with tensors it must be a whole model. */
 static mr_code open_file(subject *s, const char *path, mr_err *err) {
@@ -162,6 +162,9 @@ static void page_model(const mr_model *m) {
   printf("width           %d, feed-forward %d\n", c->d_model, c->d_ff);
   printf("heads           %d of %d, %d for keys and values\n", c->n_heads, c->head_dim,
          c->n_kv_heads);
+  if (c->n_experts)
+    printf("experts         %d of %d, %d a token%s\n", c->n_experts, c->d_expert, c->n_experts_used,
+           c->d_shared ? ", one shared" : "");
   printf("context         %d tokens%s\n", c->context, c->context_assumed ? " (assumed)" : "");
   if (c->window)
     printf("window          %d tokens\n", c->window);

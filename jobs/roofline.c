@@ -4,12 +4,12 @@
 #include "io/sys.h"
 #include "kernels/pool.h"
 
-#define TRIAD_FLOATS ((size_t)16 << 20)
+#define TRIAD_FLOATS ((size_t)8 << 20)
 #define TRIAD_CHUNKS 64
 #define GEMM_M 64 /* activations and weights of one thread stay in its second-level cache */
 #define GEMM_N 256
 #define GEMM_K 1024
-#define ROUNDS 5
+#define ROUNDS 3
 
 typedef struct triad {
   float *a;
@@ -100,15 +100,15 @@ static mr_code measure_ops(mr_pool *pool, const mr_gemm_ops *g, double seconds, 
   return rc;
 }
 
-mr_code mr_roofline_measure(const mr_kernels *k, int threads, double seconds, mr_roofline *out,
-                            mr_err *err) {
+mr_code mr_roofline_measure(const mr_kernels *k, int threads, unsigned schemes, double seconds,
+                            mr_roofline *out, mr_err *err) {
   *out = (mr_roofline){.threads = threads > 0 ? threads : mr_pool_cpus()};
   mr_pool *pool = mr_pool_new(out->threads, 0);
   if (!pool)
     return mr_err_set(err, MR_E_UNAVAILABLE, "%d threads could not be had", out->threads);
   mr_code rc = measure_bytes(pool, seconds, &out->bytes_per_s, err);
   for (int s = 0; s < MR_SCHEMES && !rc; s++)
-    if (k->gemm[s].gemm)
+    if (schemes >> s & 1 && k->gemm[s].gemm)
       rc = measure_ops(pool, &k->gemm[s], seconds, &out->ops_per_s[s], err);
   mr_pool_free(pool);
   return rc;

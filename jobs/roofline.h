@@ -2,9 +2,11 @@
  * table does on data in the cache.
  *
  *     mr_roofline r;
- *     mr_roofline_measure(mr_kernels_best(), threads, 0.1, &r, &err);    seconds for each limit
+ *     mr_roofline_measure(mr_kernels_best(), threads, MR_ROOFLINE_ALL, 0.1, &r, &err);
  *
- * Bandwidth is a triad a = b + s*c over arrays of 64 MiB each, with the bytes read and written
+ * takes 0.1 seconds for each limit.
+ *
+ * Bandwidth is a triad a = b + s*c over arrays of 32 MiB each, with the bytes read and written
  * counted (McCalpin, STREAM). Rates count a multiply-add as two operations. The best of some rounds
  * counts: other programs only take away.
  */
@@ -20,8 +22,11 @@ typedef struct mr_roofline {
   int threads;
 } mr_roofline;
 
-/* threads 0: as many as the process may use. */
-mr_code mr_roofline_measure(const mr_kernels *k, int threads, double seconds, mr_roofline *out,
-                            mr_err *err);
+/* threads 0: as many as the process may use. schemes: bit s set: measure the GEMM of scheme s (the
+ * others stay 0). */
+mr_code mr_roofline_measure(const mr_kernels *k, int threads, unsigned schemes, double seconds,
+                            mr_roofline *out, mr_err *err);
+
+#define MR_ROOFLINE_ALL ((1u << MR_SCHEMES) - 1)
 
 #endif

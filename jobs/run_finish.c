@@ -6,7 +6,7 @@
 #include "jobs/rowlist.h"
 #include "jobs/run.h"
 
-#define ROOFLINE_S 0.05 /* for each limit */
+#define ROOFLINE_S 0.02 /* for each limit */
 
 /* The limits of this machine now, for MFU and MBU; without them the report has none. */
 static void measure_peaks(mr_run *r) {
@@ -14,8 +14,8 @@ static void measure_peaks(mr_run *r) {
   mr_report *p = &r->report;
   mr_err ignored = MR_ERR_INIT;
   mr_scheme scheme = r->job.compute == MR_COMPUTE_EXACT ? MR_SCHEME_F32 : MR_SCHEME_I8;
-  if (!p->has_engine ||
-      mr_roofline_measure(mr_kernels_best(), p->info.threads, ROOFLINE_S, &limits, &ignored))
+  if (!p->has_engine || mr_roofline_measure(mr_kernels_best(), p->info.threads, 1u << scheme,
+                                            ROOFLINE_S, &limits, &ignored))
     return;
   p->peak_ops = limits.ops_per_s[scheme];
   p->peak_bytes = limits.bytes_per_s;
