@@ -75,8 +75,8 @@ static mr_code hash_model(mr_run *r, mr_err *err) {
 static mr_code identify(mr_run *r, mr_err *err) {
   const mr_job_identity *old = mr_commit_identity(r->commit);
   const mr_engine_info *e = &r->estimate;
-  snprintf(r->id.numerics, sizeof r->id.numerics, "millrace %s, %s, %s, %s, kv %s", MR_VERSION,
-           e->device, e->isa, e->scheme, e->kv_type);
+  snprintf(r->id.numerics, sizeof r->id.numerics, "numerics %d, %s, %s, %s, kv %s",
+           MR_NUMERICS_VERSION, e->device, e->isa, e->scheme, e->kv_type);
   r->id.created = old ? old->created : r->job.created >= 0 ? r->job.created : mr_sys_now->wall_s();
   mr_code rc = hash_model(r, err);
   json_t *options = rc ? NULL : mr_job_result_options(&r->job);
