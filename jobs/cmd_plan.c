@@ -28,6 +28,8 @@ typedef struct planned {
   mr_engine_info info;
   mr_preflight_stats stats;
   mr_plan *plan;
+  mr_shard *shard;                                       /* NULL: the whole job */
+  uint64_t rows, bad_rows, prompt_tokens, output_tokens; /* of what is asked for */
   mr_estimate estimate;
   double seconds; /* predicted, preflight too */
   uint64_t shared_tokens;
@@ -70,6 +72,22 @@ static mr_code preflight(planned *p, mr_err *err) {
   if (!strstr(dir.data, "XXXXXX"))
     mr_durable_remove_tree(dir.data, &ignored);
   mr_text_free(&dir);
+  return rc;
+}
+
+/* The rows that --shard takes, or all of them. */
+static mr_code take_rows(planned *p, mr_err *err) {
+  mr_code rc = p->job.shard.of ? mr_shard_open(&p->shard, p->plan, p->job.shard, err) : MR_OK;
+  for (uint64_t i = 0; rc == MR_OK && i < mr_plan_rows(p->plan); i++) {
+    const mr_plan_entry *e = mr_plan_entry_at(p->plan, i);
+    bool bad = e->kind == MR_ROW_BAD;
+    if (!mr_shard_has(p->shard, i))
+      continue;
+    p->rows++;
+    p->bad_rows += bad;
+    p->prompt_tokens += bad ? 0 : (uint64_t)e->n_prompt;
+    p->output_tokens += bad ? 0 : (uint64_t)e->n_out;
+  }
   return rc;
 }
 
@@ -137,7 +155,7 @@ static bool next_row(void *ctx, mr_sim_row *out) {
   walk *w = ctx;
   uint64_t row;
   while (w->rc == MR_OK && mr_schedule_next(w->order, &row)) {
-    if (mr_plan_entry_at(w->p->plan, row)->kind == MR_ROW_BAD)
+    if (mr_plan_entry_at(w->p->plan, row)->kind == MR_ROW_BAD || !mr_shard_has(w->p->shard, row))
       continue;
     w->rc = read_row(w, row, out);
     return w->rc == MR_OK;
@@ -148,7 +166,7 @@ static bool next_row(void *ctx, mr_sim_row *out) {
 static mr_code predict(planned *p, mr_err *err) {
   walk w = {.p = p, .err = err};
   mr_code rc = MR_OK;
-  if (mr_plan_rows(p->plan) > mr_plan_bad_rows(p->plan))
+  if (p->rows > p->bad_rows)
     rc = mr_estimate_measure(&p->opts, &p->info, &p->estimate, err);
   if (rc == MR_OK)
     rc = mr_schedule_open(&w.order, p->plan, NULL, NULL, err);
@@ -165,11 +183,12 @@ static mr_code predict(planned *p, mr_err *err) {
 typedef void (*bad_fn)(const mr_plan *p, const mr_plan_entry *e, const char *message, void *to);
 
 /* The first BAD_SHOWN bad rows. */
-static mr_code each_bad(const mr_plan *p, bad_fn fn, void *to, mr_err *err) {
-  uint64_t left = mr_plan_bad_rows(p) < BAD_SHOWN ? mr_plan_bad_rows(p) : BAD_SHOWN;
+static mr_code each_bad(const planned *all, bad_fn fn, void *to, mr_err *err) {
+  const mr_plan *p = all->plan;
+  uint64_t left = all->bad_rows < BAD_SHOWN ? all->bad_rows : BAD_SHOWN;
   for (uint64_t i = 0; left; i++) {
     const mr_plan_entry *e = mr_plan_entry_at(p, i);
-    if (e->kind != MR_ROW_BAD)
+    if (e->kind != MR_ROW_BAD || !mr_shard_has(all->shard, i))
       continue;
     left--;
     mr_plan_record rec;
@@ -216,13 +235,16 @@ static void add_real(mr_text *t, const char *name, double v) {
 
 static mr_code print_json(const planned *p, mr_err *err) {
   mr_text t = {0};
-  add_int(&t, "rows", mr_plan_rows(p->plan));
-  add_int(&t, "bad_rows", mr_plan_bad_rows(p->plan));
+  add_int(&t, "rows", p->rows);
+  add_int(&t, "bad_rows", p->bad_rows);
+  if (p->shard)
+    mr_text_addf(&t, ",\"shard\":{\"index\":%d,\"of\":%d,\"job_rows\":%" PRIu64 "}",
+                 p->job.shard.index, p->job.shard.of, mr_plan_rows(p->plan));
   add_int(&t, "input_files", p->stats.files);
   add_int(&t, "input_bytes", p->stats.input_bytes);
-  add_int(&t, "prompt_tokens", mr_plan_prompt_tokens(p->plan));
+  add_int(&t, "prompt_tokens", p->prompt_tokens);
   add_int(&t, "shared_prefix_tokens", p->shared_tokens);
-  add_int(&t, "output_tokens_max", mr_plan_output_tokens_max(p->plan));
+  add_int(&t, "output_tokens_max", p->output_tokens);
   add_int(&t, "kv_bytes_per_token", p->info.kv_bytes_per_token);
   add_int(&t, "kv_memory_bytes", p->info.kv_memory);
   add_int(&t, "kv_tokens", p->info.kv_tokens);
@@ -242,7 +264,7 @@ static mr_code print_json(const planned *p, mr_err *err) {
   add_real(&t, "predicted_seconds", p->seconds);
   add_real(&t, "preflight_seconds", p->stats.seconds);
   mr_text_addf(&t, ",\"bound_by\":\"%s\",\"bad\":[", p->estimate.bound_by);
-  mr_code rc = each_bad(p->plan, add_bad, &t, err);
+  mr_code rc = each_bad(p, add_bad, &t, err);
   mr_text_adds(&t, "]}");
   if (rc == MR_OK && t.failed)
     rc = mr_err_set(err, MR_E_NOMEM, "out of memory");
@@ -265,17 +287,20 @@ static void print_time(const planned *p) {
 
 static mr_code print_text(const planned *p, mr_err *err) {
   const double mib = 1 << 20;
-  uint64_t bad = mr_plan_bad_rows(p->plan);
+  uint64_t bad = p->bad_rows;
+  if (p->shard)
+    printf("shard             %d/%d: %" PRIu64 " of the job's rows\n", p->job.shard.index,
+           p->job.shard.of, p->rows);
   printf("rows              %" PRIu64 " in %" PRIu64 " files, read in %.1f s\n",
          mr_plan_rows(p->plan), p->stats.files, p->stats.seconds);
   printf("bad rows          %" PRIu64 "%s\n", bad,
          bad > BAD_SHOWN ? ", of which the first are:" : "");
-  mr_code rc = each_bad(p->plan, print_bad, NULL, err);
+  mr_code rc = each_bad(p, print_bad, NULL, err);
   if (rc != MR_OK)
     return rc;
   printf("prompt tokens     %" PRIu64 ", of which %s%" PRIu64 " begin as an earlier prompt does\n",
-         mr_plan_prompt_tokens(p->plan), p->shared_is_least ? "at least " : "", p->shared_tokens);
-  printf("output tokens     %" PRIu64 " at most\n", mr_plan_output_tokens_max(p->plan));
+         p->prompt_tokens, p->shared_is_least ? "at least " : "", p->shared_tokens);
+  printf("output tokens     %" PRIu64 " at most\n", p->output_tokens);
   printf("weights           %.0f MiB packed (%s)\n", (double)p->info.packed_bytes / mib,
          p->info.scheme);
   printf("keys and values   %" PRIu64 " bytes a token (%s), %.0f MiB for %" PRIu64 " tokens\n",
@@ -296,6 +321,8 @@ static mr_code plan_job(planned *p, mr_err *err) {
     rc = mr_engine_estimate(&p->opts, &p->info, err);
   if (rc == MR_OK)
     rc = preflight(p, err);
+  if (rc == MR_OK)
+    rc = take_rows(p, err);
   if (rc == MR_OK)
     rc = predict(p, err);
   if (rc == MR_OK)
@@ -319,6 +346,7 @@ int mr_cmd_plan(int argc, char **argv) {
   }
   if (rc != MR_OK)
     mr_err_print(&err, stderr);
+  mr_shard_close(p.shard);
   mr_plan_close(p.plan);
   mr_prompter_close(p.prompter);
   mr_job_free(&p.job);
