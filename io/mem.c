@@ -10,6 +10,7 @@
 #define HUGE_PAGE ((size_t)2 << 20)
 
 static _Atomic int64_t fail_in = -1;
+static _Atomic size_t fail_above;
 static _Atomic int64_t live;
 
 /* Big blocks of mr_mem_pages come from mmap: the system hands out their pages, cleared, when they
@@ -23,7 +24,10 @@ typedef struct mapping {
 static mapping *mappings;
 static pthread_mutex_t mappings_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static int refused(void) {
+static int refused(size_t bytes) {
+  size_t most = atomic_load_explicit(&fail_above, memory_order_relaxed);
+  if (most && bytes > most)
+    return 1;
   if (atomic_load_explicit(&fail_in, memory_order_relaxed) < 0)
     return 0;
   return atomic_fetch_sub(&fail_in, 1) == 0;
@@ -41,14 +45,14 @@ int mr_mem_mul(size_t a, size_t b, size_t *out) {
 
 void *mr_mem_alloc(size_t count, size_t size) {
   size_t n;
-  if (!mr_mem_mul(count, size, &n) || refused())
+  if (!mr_mem_mul(count, size, &n) || refused(n))
     return NULL;
   return counted(calloc(n ? n : 1, 1));
 }
 
 void *mr_mem_resize(void *p, size_t count, size_t size) {
   size_t n;
-  if (!mr_mem_mul(count, size, &n) || refused())
+  if (!mr_mem_mul(count, size, &n) || refused(n))
     return NULL;
   void *q = realloc(p, n ? n : 1);
   return p ? q : counted(q);
@@ -113,7 +117,7 @@ static void *map_pages(size_t len) {
 }
 
 void *mr_mem_pages(size_t bytes) {
-  if (bytes > SIZE_MAX - 2 * HUGE_PAGE || refused())
+  if (bytes > SIZE_MAX - 2 * HUGE_PAGE || refused(bytes))
     return NULL;
   if (bytes < HUGE_FROM) {
     size_t n = (bytes + 63) & ~(size_t)63;
@@ -144,6 +148,10 @@ int mr_mem_grow(void **items, size_t *cap, size_t need, size_t size) {
 
 void mr_mem_fail_after(int64_t n) {
   atomic_store(&fail_in, n);
+}
+
+void mr_mem_fail_above(size_t bytes) {
+  atomic_store(&fail_above, bytes);
 }
 
 int64_t mr_mem_live(void) {

@@ -29,6 +29,7 @@ int mr_mem_mul(size_t a, size_t b, size_t *out);
 /* Tests: after n more allocations one fails (n = 0: the next one), then all succeed again; -1 turns
  * it off. */
 void mr_mem_fail_after(int64_t n);
+void mr_mem_fail_above(size_t bytes); /* tests: larger ones fail; 0 turns it off */
 int64_t mr_mem_live(void); /* allocations not yet freed: leak checks */
 
 #endif

@@ -20,7 +20,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -214,20 +213,6 @@ static inline int fault_open_fds(void) {
   return n;
 }
 
-/* With less address space the measurement of the machine's limits, which costs far more than the
- * job, is left out. */
-static struct rlimit fault_memory;
-
-static int fault_limit_memory(void) {
-  unsigned long long pages = 0;
-  FILE *f = fopen("/proc/self/statm", "r");
-  if (!f || fscanf(f, "%llu", &pages) != 1 || fclose(f) != 0 || getrlimit(RLIMIT_AS, &fault_memory))
-    return -1;
-  struct rlimit r = fault_memory;
-  r.rlim_cur = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + ((rlim_t)160 << 20);
-  return setrlimit(RLIMIT_AS, &r);
-}
-
 /* Removes nothing by itself: fault_job_end does. `table` supplies all but the clocks. */
 static int fault_job_begin(mr_sys *table) {
   char shm[] = "/dev/shm/mr_test_faults_XXXXXX", tmp[] = "/tmp/mr_test_faults_XXXXXX";
@@ -239,9 +224,10 @@ static int fault_job_begin(mr_sys *table) {
   snprintf(fault_log, sizeof fault_log, "%s/log", dir);
   FILE *f = fopen(fault_path("rows.jsonl"), "wb");
   if (!f || fwrite(fault_rows, 1, sizeof fault_rows - 1, f) != sizeof fault_rows - 1 ||
-      fclose(f) != 0 || !tiny_gguf_write(fault_path("tiny.gguf"), -1) ||
-      mkdir(fault_out_dir, 0777) || fault_limit_memory())
+      fclose(f) != 0 || !tiny_gguf_write(fault_path("tiny.gguf"), -1) || mkdir(fault_out_dir, 0777))
     return -1;
+  /* The measurement of the machine's limits, which costs far more than the job, is left out. */
+  mr_mem_fail_above((size_t)32 << 20);
   table->clock_ns = fault_clock;
   table->wall_s = fault_wall;
   mr_sys_now = table;
@@ -266,7 +252,7 @@ static int fault_job_begin(mr_sys *table) {
 static int fault_job_end(void) {
   mr_err e = MR_ERR_INIT;
   mr_sys_now = &mr_sys_os;
-  setrlimit(RLIMIT_AS, &fault_memory);
+  mr_mem_fail_above(0);
   for (int t = 0; t < FAULT_JOB_TIMES; t++)
     for (int i = 0; i < FAULT_JOB_FILES; i++)
       mr_text_free(&fault_want[t][i]);
