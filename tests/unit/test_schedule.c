@@ -20,6 +20,7 @@ static mr_plan *plan_with(const int *lengths, const start *starts, int n) {
   mr_plan_writer *w;
   mr_plan *p = NULL;
   assert_int_equal(mr_plan_create(&w, temp_dir, &e), MR_OK);
+  assert_int_equal(mr_plan_add_file(w, "rows.jsonl", &e), MR_OK);
   int32_t *ids = mr_mem_alloc(4096, sizeof *ids);
   for (int i = 0; i < n; i++) {
     bool bad = lengths[i] < 0;
