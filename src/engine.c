@@ -206,8 +206,8 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
     rc = mr_kv_open(&e->kv, &e->model->c, (mr_kv_type)kv_type_of(o), pages, err);
   if (!rc)
     rc = mr_kvtier_open(&e->tier, e->kv, o->kv_policy, o->kv_disk, o->spill_dir, err);
-  bool one_rope = e->model->c.rope_scaling != MR_SCALING_LONGROPE; /* else keys differ by prompt */
-  if (!rc && !o->no_prefix_sharing && one_rope)
+  /* With LongRoPE keys differ by the prompt's length, and cannot be shared. */
+  if (!rc && !o->no_prefix_sharing && e->model->c.rope_scaling != MR_SCALING_LONGROPE)
     rc = mr_prefix_open(&e->prefix, e->kv, err);
   if (rc)
     return rc;
