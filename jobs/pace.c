@@ -5,6 +5,8 @@
 /* What is older fades, so that a batch that grows or shrinks is followed. */
 #define MEMORY_ROWS 64
 #define MEMORY_S 10.0
+#define DECODE_COST 2.0 /* of a token of a row's output, to one of a prompt: guessed at the start  \
+                         */
 
 static void follow(double *mean, double x, double weight) {
   *mean += (x - *mean) * weight;
@@ -40,9 +42,12 @@ void mr_pace_row(mr_pace *p, const mr_result *r, int n_out) {
   }
 }
 
-double mr_pace_expect_s(const mr_pace *p, uint64_t prompt_tokens, int n_out) {
-  double share = p->share + sqrt(p->share_variance > 0 ? p->share_variance : 0);
-  if (p->n == 0 || p->tokens_per_s <= 0)
+double mr_pace_expect_s(const mr_pace *p, uint64_t prompt_tokens, uint64_t flying, int n_out) {
+  if (p->tokens_per_s <= 0)
     return 0;
-  return (double)prompt_tokens / p->tokens_per_s + (share < 1 ? share : 1) * n_out * p->token_s;
+  double wait_s = (double)prompt_tokens / p->tokens_per_s;
+  if (p->n == 0)
+    return wait_s + DECODE_COST * n_out * (double)(flying + 1) / p->tokens_per_s;
+  double share = p->share + sqrt(p->share_variance > 0 ? p->share_variance : 0);
+  return wait_s + (share < 1 ? share : 1) * n_out * p->token_s;
 }

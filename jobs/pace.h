@@ -4,7 +4,7 @@
  *     mr_pace p = {0};
  *     mr_pace_step(&p, tokens, seconds);    each step
  *     mr_pace_row(&p, result, n_out);       each result; n_out as in the plan: tokens at most
- *     if (mr_pace_expect_s(&p, prompt_tokens, n_out) > seconds left) ... it would be cut off
+ *     if (mr_pace_expect_s(&p, prompt_tokens, flying, n_out) > seconds left) ... it would be cut
  */
 #ifndef MR_JOBS_PACE_H
 #define MR_JOBS_PACE_H
@@ -21,8 +21,9 @@ typedef struct mr_pace {
 
 void mr_pace_step(mr_pace *p, uint64_t tokens, double seconds);
 void mr_pace_row(mr_pace *p, const mr_result *r, int n_out);
-/* Longer than most such rows take (mean and deviation of their length), once `prompt_tokens` of
- * prompts are computed: those that wait, and its own. 0: nothing is known yet. */
-double mr_pace_expect_s(const mr_pace *p, uint64_t prompt_tokens, int n_out);
+/* Longer than most such rows take, once `prompt_tokens` of prompts are computed: those that wait,
+ * and its own. By the mean and deviation of the lengths of rows; while none has finished, of its
+ * whole length, one token of each row in flight at a time. 0: not even a step is known. */
+double mr_pace_expect_s(const mr_pace *p, uint64_t prompt_tokens, uint64_t flying, int n_out);
 
 #endif

@@ -7,6 +7,8 @@
 #include "jobs/schedule.h"
 #include "jobs/signals.h"
 
+#define FIRST_ROWS 8
+
 /* A row in the engine. Its record is needed again when its result comes. */
 typedef struct slot {
   mr_plan_record rec;
@@ -25,7 +27,7 @@ typedef struct loop {
   bool pending; /* slot `next` holds a row that the engine had no room for */
   size_t next;
   mr_text line;
-  bool closed; /* what is left would not finish before the deadline */
+  bool closed; /* the next row would not finish before the deadline */
   mr_pace pace;
   uint64_t flying, prompt_tokens; /* rows in the engine; prompt tokens of all that were admitted */
 } loop;
@@ -198,12 +200,21 @@ static bool would_be_cut(const loop *l, const mr_plan_entry *e) {
   const mr_engine_stats *s = &r->report.stats;
   uint64_t computed = s->prompt_tokens_computed + s->prompt_tokens_shared;
   uint64_t waiting = l->prompt_tokens > computed ? l->prompt_tokens - computed : 0;
-  double expect_s = mr_pace_expect_s(&l->pace, waiting + (uint64_t)e->n_prompt, e->n_out);
-  return r->deadline_s > 0 && mr_sys_seconds() + expect_s > r->deadline_s;
+  if (r->deadline_s <= 0)
+    return false;
+  double expect_s =
+      mr_pace_expect_s(&l->pace, waiting + (uint64_t)e->n_prompt, l->flying, e->n_out);
+  return mr_sys_seconds() + expect_s > r->deadline_s;
+}
+
+/* Before a deadline the first rows are few: a step says how many more can be done. */
+static bool may_admit(const loop *l) {
+  return l->r->deadline_s <= 0 || l->pace.tokens_per_s > 0 || l->flying < FIRST_ROWS;
 }
 
 static mr_code admit_all(loop *l, mr_err *err) {
-  while (!l->closed) {
+  l->closed = false;
+  while (!l->closed && may_admit(l)) {
     bool more = true;
     mr_code rc = l->pending ? MR_OK : next_row(l, &more, err);
     if (rc || !more)

@@ -22,12 +22,12 @@ static void row(mr_pace *p, int tokens, double token_s, int n_out) {
 static void nothing_is_known_at_first(void **state) {
   (void)state;
   mr_pace p = {0};
-  assert_true(mr_pace_expect_s(&p, 1000, 1000) == 0);
-  mr_pace_step(&p, 100, 0.1);
-  assert_true(mr_pace_expect_s(&p, 1000, 1000) == 0);
+  assert_true(mr_pace_expect_s(&p, 1000, 9, 1000) == 0);
+  mr_pace_step(&p, 100, 0.1); /* 1,000 tokens a second, half as many of ten rows' output */
+  near_to(mr_pace_expect_s(&p, 2000, 9, 50), 3, 1e-9);
   mr_pace_step(&p, 100, 0); /* a clock that stood still */
   row(&p, 10, 0.1, 10);
-  near_to(mr_pace_expect_s(&p, 1000, 10), 2, 1e-9);
+  near_to(mr_pace_expect_s(&p, 1000, 9, 10), 2, 1e-9);
 }
 
 /* Rows that use half of what they may, one token each 0.1 s, 2,000 tokens a second in all. */
@@ -38,9 +38,9 @@ static void rows_like_those_before(void **state) {
     mr_pace_step(&p, i % 2 ? 100 : 300, 0.1);
   for (int i = 0; i < 200; i++)
     row(&p, 50, 0.1, 100);
-  near_to(mr_pace_expect_s(&p, 0, 100), 5, 0.3);
-  near_to(mr_pace_expect_s(&p, 4000, 100), 7, 0.4);
-  near_to(mr_pace_expect_s(&p, 0, 1000), 50, 3);
+  near_to(mr_pace_expect_s(&p, 0, 9, 100), 5, 0.3);
+  near_to(mr_pace_expect_s(&p, 4000, 9, 100), 7, 0.4);
+  near_to(mr_pace_expect_s(&p, 0, 9, 1000), 50, 3);
 }
 
 /* Lengths that differ: longer than the mean, never longer than the limit allows. */
@@ -50,10 +50,10 @@ static void the_spread_counts(void **state) {
   mr_pace_step(&p, 100, 0.1);
   for (int i = 0; i < 300; i++)
     row(&p, i % 2 ? 20 : 80, 0.1, 100);
-  near_to(mr_pace_expect_s(&p, 0, 100), 8, 0.6);
+  near_to(mr_pace_expect_s(&p, 0, 9, 100), 8, 0.6);
   for (int i = 0; i < 300; i++)
     row(&p, i % 4 ? 100 : 20, 0.1, 100);
-  near_to(mr_pace_expect_s(&p, 0, 100), 10, 0.01);
+  near_to(mr_pace_expect_s(&p, 0, 9, 100), 10, 0.01);
 }
 
 static void what_is_old_fades(void **state) {
@@ -67,8 +67,8 @@ static void what_is_old_fades(void **state) {
     mr_pace_step(&p, 1000, 0.1);
     row(&p, 10, 0.01, 100);
   }
-  near_to(mr_pace_expect_s(&p, 0, 100), 0.1, 0.1); /* it was 100 */
-  near_to(mr_pace_expect_s(&p, 10000, 0), 1, 0.1);
+  near_to(mr_pace_expect_s(&p, 0, 9, 100), 0.1, 0.1); /* it was 100 */
+  near_to(mr_pace_expect_s(&p, 10000, 9, 0), 1, 0.1);
 }
 
 static void scores_have_no_tokens(void **state) {
@@ -78,7 +78,7 @@ static void scores_have_no_tokens(void **state) {
   mr_result r = {.choices = &c, .n_choices = 1, .admitted_s = 1, .done_s = 2};
   mr_pace_step(&p, 100, 0.1);
   mr_pace_row(&p, &r, 3);
-  near_to(mr_pace_expect_s(&p, 500, 3), 0.5, 1e-9);
+  near_to(mr_pace_expect_s(&p, 500, 9, 3), 0.5, 1e-9);
 }
 
 int main(void) {
