@@ -65,7 +65,7 @@ def phases(work, want_many):
         p = start(command(work, out, "many.jsonl"))
         there = wait_for(p, phase)
         if phase == "run":
-            time.sleep(0.2)
+            time.sleep(0.05)
         p.send_signal(signal.SIGTERM)
         rc, took, said = end(p, 15)
         may = (75, 1) if phase == "assemble" else (75,)
@@ -93,7 +93,7 @@ def second_signal(work, want_many):
     out = f"{work}/second.jsonl"
     p = start(command(work, out, "many.jsonl"))
     wait_for(p, "run")
-    time.sleep(0.2)
+    time.sleep(0.05)
     p.send_signal(signal.SIGINT)
     p.send_signal(signal.SIGTERM)
     rc, took, _ = end(p, 15)
@@ -205,7 +205,7 @@ def full_disk(work, want_many):
 def main():
     with tempfile.TemporaryDirectory() as work:
         tinyjob.write_model(f"{work}/tiny.gguf")
-        for name, n in (("rows.jsonl", 60), ("many.jsonl", 4000)):  # no row holds the time
+        for name, n in (("rows.jsonl", 60), ("many.jsonl", 16000)):  # no row holds the time
             tinyjob.write_rows(f"{work}/all.jsonl", n)
             lines = [x for x in open(f"{work}/all.jsonl") if "custom_id" not in x]
             open(f"{work}/{name}", "w").writelines(lines)
