@@ -156,7 +156,7 @@ static mr_code write_row(mr_score *s, const mr_score_line *l, const json_t *answ
       mr_text_addf(&s->line, ",\"%s\":", score_metric_name((mr_metric)m));
       mr_json_add_real(&s->line, shown(v, m));
     }
-  if (l->n_outputs && s->rules.metrics & mr_metrics_of_text) {
+  if (v->has & mr_metrics_of_text) {
     mr_text_adds(&s->line, ",\"answer\":");
     if (v->has_answer)
       mr_json_add_string(&s->line, str_of(&v->answer).s, v->answer.len);
