@@ -18,15 +18,15 @@ typedef struct tensor {
 struct mr_gguf_writer {
   char *path, *temp; /* owned */
   int fd;            /* -1: closed */
-  mr_text kv, info; /* the header's two parts as they will be written */
+  mr_text kv, info;  /* the header's two parts as they will be written */
   uint64_t n_kv;
   tensor *tensors; /* owned */
   size_t n_tensors, cap_tensors;
-  bool bad;             /* a tensor that the format has not */
-  uint64_t data_at;     /* of the data section in the file; 0: not begun */
-  uint64_t data_bytes;  /* of the data section */
-  size_t current;       /* tensor whose bytes come next */
-  uint64_t written;     /* of it */
+  bool bad;            /* a tensor that the format has not */
+  uint64_t data_at;    /* of the data section in the file; 0: not begun */
+  uint64_t data_bytes; /* of the data section */
+  size_t current;      /* tensor whose bytes come next */
+  uint64_t written;    /* of it */
 };
 
 static void put_u32(mr_text *t, uint32_t v) {

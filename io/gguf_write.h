@@ -24,7 +24,7 @@ typedef struct mr_gguf_writer mr_gguf_writer;
 
 /* MR_E_CANTCREATE, MR_E_NOMEM. */
 mr_code mr_gguf_write_open(mr_gguf_writer **out, const char *path, mr_err *err);
-void mr_gguf_write_free(mr_gguf_writer *w); /* NULL is fine */
+void mr_gguf_write_free(mr_gguf_writer *w);              /* NULL is fine */
 const char *mr_gguf_write_path(const mr_gguf_writer *w); /* of the temporary file */
 
 void mr_gguf_write_str(mr_gguf_writer *w, const char *key, const char *s, size_t len);

@@ -75,10 +75,10 @@ static mr_code one_option(args *a, int c, const char *word, mr_err *err) {
 
 static mr_code read_args(args *a, int argc, char **argv, mr_err *err) {
   static const struct option options[] = {
-      {"type", required_argument, NULL, 't'},     {"head-type", required_argument, NULL, 'H'},
-      {"no-vocab", no_argument, NULL, 'V'},       {"threads", required_argument, NULL, 'T'},
-      {"force", no_argument, NULL, 'f'},          {"quiet", no_argument, NULL, 'q'},
-      {"help", no_argument, NULL, 'h'},           {NULL, 0, NULL, 0}};
+      {"type", required_argument, NULL, 't'}, {"head-type", required_argument, NULL, 'H'},
+      {"no-vocab", no_argument, NULL, 'V'},   {"threads", required_argument, NULL, 'T'},
+      {"force", no_argument, NULL, 'f'},      {"quiet", no_argument, NULL, 'q'},
+      {"help", no_argument, NULL, 'h'},       {NULL, 0, NULL, 0}};
   *a = (args){.o = {.dtype = -1, .head_dtype = -1}};
   optind = 0;
   opterr = 0;
@@ -106,8 +106,7 @@ static mr_code check_out(const args *a, mr_err *err) {
   if (!S_ISREG(out.st_mode))
     return mr_err_at(err, MR_E_CANTCREATE, a->o.out, 0, -1, "is there and is no file");
   return a->force ? MR_OK
-                  : mr_err_at(err, MR_E_CANTCREATE, a->o.out, 0, -1,
-                              "exists; --force replaces it");
+                  : mr_err_at(err, MR_E_CANTCREATE, a->o.out, 0, -1, "exists; --force replaces it");
 }
 
 static void say(const args *a, const mr_quantize_report *r, double seconds) {

@@ -27,7 +27,7 @@ void mr_k_fit_weights(float *w, const float *x, const float *importance, int n, 
   }
 }
 
-typedef struct sums { /* over a group, of weighted products */
+typedef struct sums {         /* over a group, of weighted products */
   double w, x, q, qq, xq, xx; /* double: an error is a small difference of them */
 } sums;
 
@@ -110,8 +110,7 @@ static double solve(const sums *s, int any, float *scale, float *min) {
     return -1;
   *scale = (float)d;
   *min = (float)m;
-  double e =
-      s->xx + d * d * s->qq + m * m * s->w - 2 * d * s->xq + 2 * m * s->x - 2 * d * m * s->q;
+  double e = s->xx + d * d * s->qq + m * m * s->w - 2 * d * s->xq + 2 * m * s->x - 2 * d * m * s->q;
   return e > 0 ? e : 0;
 }
 
@@ -158,8 +157,8 @@ float mr_k_fit_scale_min(const float *x, const float *w, int n, int levels, int 
 static const float iq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                               1,    13,   25,  38,  53,  69,  89,  113};
 /* half-way between neighbours */
-static const float between[15] = {-115.5f, -93.5f, -74, -57, -42,   -28.5f, -16, -4.5f,
-                                  7,       19,     31.5f, 45.5f, 61, 79, 101};
+static const float between[15] = {-115.5f, -93.5f, -74,   -57,   -42, -28.5f, -16, -4.5f,
+                                  7,       19,     31.5f, 45.5f, 61,  79,     101};
 
 int mr_k_nearest_iq4(float v) {
   int i = v > between[7] ? 8 : 0;

@@ -86,7 +86,8 @@ static void put_pairs(uint8_t *p, const uint8_t *q) {
   for (int h = 0; h < 2; h++)
     for (int l = 0; l < 32; l++) {
       const uint8_t *v = q + h * 128 + l;
-      p[h * 32 + l] = (uint8_t)((v[0] & 3) | (v[32] & 3) << 2 | (v[64] & 3) << 4 | (v[96] & 3) << 6);
+      p[h * 32 + l] =
+          (uint8_t)((v[0] & 3) | (v[32] & 3) << 2 | (v[64] & 3) << 4 | (v[96] & 3) << 6);
     }
 }
 

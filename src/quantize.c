@@ -18,13 +18,13 @@ static const struct {
   int file_type; /* general.file_type of a file that is mostly this */
   int narrow;    /* the nearest one with blocks of 32; of those that have them: F16 */
   int head;
-} types[] = {{MR_F32, 0, MR_F32, MR_F32},      {MR_F16, 1, MR_F16, MR_F16},
-             {MR_BF16, 32, MR_BF16, MR_BF16},  {MR_Q8_0, 7, MR_F16, MR_Q8_0},
-             {MR_Q4_0, 2, MR_F16, MR_Q6_K},    {MR_Q4_1, 3, MR_F16, MR_Q6_K},
-             {MR_Q5_0, 8, MR_F16, MR_Q6_K},    {MR_Q5_1, 9, MR_F16, MR_Q6_K},
-             {MR_Q2_K, 10, MR_Q4_0, MR_Q6_K},  {MR_Q3_K, 12, MR_Q4_0, MR_Q6_K},
-             {MR_Q4_K, 15, MR_Q5_0, MR_Q6_K},  {MR_Q5_K, 17, MR_Q5_1, MR_Q6_K},
-             {MR_Q6_K, 18, MR_Q8_0, MR_Q6_K},  {MR_IQ4_NL, 25, MR_F16, MR_Q6_K},
+} types[] = {{MR_F32, 0, MR_F32, MR_F32},         {MR_F16, 1, MR_F16, MR_F16},
+             {MR_BF16, 32, MR_BF16, MR_BF16},     {MR_Q8_0, 7, MR_F16, MR_Q8_0},
+             {MR_Q4_0, 2, MR_F16, MR_Q6_K},       {MR_Q4_1, 3, MR_F16, MR_Q6_K},
+             {MR_Q5_0, 8, MR_F16, MR_Q6_K},       {MR_Q5_1, 9, MR_F16, MR_Q6_K},
+             {MR_Q2_K, 10, MR_Q4_0, MR_Q6_K},     {MR_Q3_K, 12, MR_Q4_0, MR_Q6_K},
+             {MR_Q4_K, 15, MR_Q5_0, MR_Q6_K},     {MR_Q5_K, 17, MR_Q5_1, MR_Q6_K},
+             {MR_Q6_K, 18, MR_Q8_0, MR_Q6_K},     {MR_IQ4_NL, 25, MR_F16, MR_Q6_K},
              {MR_IQ4_XS, 30, MR_IQ4_NL, MR_Q6_K}, {MR_MXFP4, 38, MR_F16, MR_Q8_0}};
 #define N_TYPES (sizeof types / sizeof *types)
 

@@ -25,7 +25,6 @@
 #include "kernels/pool.h"
 #include "src/model.h"
 
-
 typedef struct mr_quantize_opts {
   const char *in, *out;
   int dtype;      /* mr_encoder_get knows it */

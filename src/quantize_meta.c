@@ -160,7 +160,7 @@ static bool same_sizes(const mr_config *a, const mr_config *b) {
 static bool same_switches(const mr_arch *x, const mr_arch *y) {
   return x->act == y->act && x->alibi == y->alibi && x->parallel == y->parallel &&
          x->qk_norm == y->qk_norm && x->pre_norms == y->pre_norms &&
-         x->norm_after == y->norm_after && !x->qk_norm_layer && !x->xielu && !x->swiglu_clamp;
+         x->norm_after == y->norm_after && !x->xielu && !x->swiglu_clamp;
 }
 
 mr_code mr_out_check(const mr_model *m, const char *path, mr_err *err) {
@@ -173,13 +173,13 @@ mr_code mr_out_check(const mr_model *m, const char *path, mr_err *err) {
   if (rc || m->gguf)
     return rc;
   const mr_config *c = &m->c;
-  const char *what = !same_sizes(c, &back)                       ? "sizes"
-                     : !same_layers(c, &back)                    ? "windows and layers"
-                     : !same_rope(c, &back)                      ? "rotary embedding"
-                     : !same_experts(c, &back)                   ? "experts"
-                     : !same_scales(c, &back)                    ? "scales"
-                     : !same_switches(&c->arch, &back.arch)      ? "activation or norms"
-                                                                 : NULL;
+  const char *what = !same_sizes(c, &back)                  ? "sizes"
+                     : !same_layers(c, &back)               ? "windows and layers"
+                     : !same_rope(c, &back)                 ? "rotary embedding"
+                     : !same_experts(c, &back)              ? "experts"
+                     : !same_scales(c, &back)               ? "scales"
+                     : !same_switches(&c->arch, &back.arch) ? "activation or norms"
+                                                            : NULL;
   return what ? mr_err_at(err, MR_E_UNAVAILABLE, m->weights->path, 0, -1,
                           "a GGUF file of architecture %s cannot say this model's %s", c->arch.name,
                           what)

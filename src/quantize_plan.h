@@ -18,9 +18,9 @@ typedef struct mr_out_tensor {
   int n_dims;
   int64_t dims[4], rows; /* rows of dims[0] values */
   /* the source: one of these */
-  const mr_gguf_tensor *raw;    /* rows one after the other; borrowed */
-  int first, n_parts;           /* of the plan's parts: rows of one matrix after the other */
-  const float *values;          /* borrowed from the model or owned by the plan */
+  const mr_gguf_tensor *raw; /* rows one after the other; borrowed */
+  int first, n_parts;        /* of the plan's parts: rows of one matrix after the other */
+  const float *values;       /* borrowed from the model or owned by the plan */
   int heads_of, rotated; /* rows of a head and how many of them are put from halves into pairs (the
                             order of rope in GGUF files); 0: rows stay where they are */
 } mr_out_tensor;

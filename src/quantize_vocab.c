@@ -11,14 +11,16 @@
 
 static const char probe[] =
     "Hello, World! It's what they'd say: I'LL, you've; don't. 1 22 333 4444 55555 3.14159 1,000\n"
-    "  two spaces\n\n\n\tTabs\t\tand   runs \r\n  \n x=y+z; a->b[i]++ /* c */ {\"k\": [1, 2]} !!! ?? ...\n"
+    "  two spaces\n\n\n\tTabs\t\tand   runs \r\n  \n x=y+z; a->b[i]++ /* c */ {\"k\": [1, 2]} !!! "
+    "?? ...\n"
     "CamelCaseWords HTTPServer snake_case UPPER lower McDonald's caf\xc3\xa9 na\xc3\xafve "
     "\xc3\x9c"
     "ber stra\xc3\x9f"
     "e \xd0\x9f\xd1\x80\xd0\xb8\xd0\xb2\xd0\xb5\xd1\x82, \xd0\xbc\xd0\xb8\xd1\x80! "
     "\xe4\xbd\xa0\xe5\xa5\xbd\xef\xbc\x8c\xe4\xb8\x96\xe7\x95\x8c\xe3\x80\x82"
     "\xe3\x81\x93\xe3\x82\x93\xe3\x81\xab\xe3\x81\xa1\xe3\x81\xaf "
-    "\xec\x95\x88\xeb\x85\x95 \xe0\xa4\xa8\xe0\xa4\xae\xe0\xa4\xb8\xe0\xa5\x8d\xe0\xa4\xa4\xe0\xa5\x87 "
+    "\xec\x95\x88\xeb\x85\x95 "
+    "\xe0\xa4\xa8\xe0\xa4\xae\xe0\xa4\xb8\xe0\xa5\x8d\xe0\xa4\xa4\xe0\xa5\x87 "
     "\xd9\x85\xd8\xb1\xd8\xad\xd8\xa8\xd8\xa7 \xf0\x9f\x98\x80\xf0\x9f\x91\x8d\xf0\x9f\x8f\xbd "
     "\xc2\xa0nbsp \xe2\x80\x94 dash 12\xc2\xbd \xd9\xa1\xd9\xa2\xd9\xa3 \xe2\x82\xac"
     "5 x\xc2\xb2 'quoted' \"double\" $100 50% #tag @user http://a.b/c?d=e&f=g     ";
@@ -64,9 +66,9 @@ static bool same_cuts(const mr_hf_pieces *p, const mr_cuts *c) {
 /* The name of the pre-tokenizer that cuts as the directory's does; NULL: none. */
 static mr_code find_pre(const mr_vocab *v, const char **name, mr_err *err) {
   static const char *const names[] = {
-      "gpt-2",  "llama-bpe",    "qwen2",          "smollm",      "gpt-4o", "tekken",     "falcon",
-      "dbrx",   "deepseek-llm", "deepseek-coder", "deepseek-v3", "bloom",  "viking",     "qwen35",
-      "default", "chameleon",   "bailingmoe",     "seed-coder"};
+      "gpt-2",  "llama-bpe", "qwen2",        "smollm",         "gpt-4o",      "tekken",
+      "falcon", "dbrx",      "deepseek-llm", "deepseek-coder", "deepseek-v3", "bloom",
+      "viking", "qwen35",    "default",      "chameleon",      "bailingmoe",  "seed-coder"};
   mr_hf_work w = {0};
   mr_cuts cuts = {0};
   *name = NULL;
@@ -196,10 +198,11 @@ static void specials(mr_gguf_writer *w, const source *s, bool spm) {
 }
 
 static mr_code refuse(const char *dir, const char *why, mr_err *err) {
-  return mr_err_at(err, MR_E_UNAVAILABLE, dir, 0, -1,
-                   "the tokenizer cannot be written to GGUF: %s; --no-vocab leaves it out (the file "
-                   "then serves rows of token ids)",
-                   why);
+  return mr_err_at(
+      err, MR_E_UNAVAILABLE, dir, 0, -1,
+      "the tokenizer cannot be written to GGUF: %s; --no-vocab leaves it out (the file "
+      "then serves rows of token ids)",
+      why);
 }
 
 static mr_code tables(mr_gguf_writer *w, const source *s, int rows, const char *pre, bool spm,

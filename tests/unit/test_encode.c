@@ -1,4 +1,5 @@
-/* Encoders: bytes of the format's own tools where they define them, error bounds, encoding again. */
+/* Encoders: bytes of the format's own tools where they define them, error bounds, encoding again.
+ */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,11 +22,11 @@ static const struct {
   double error; /* root mean square, in units of that of gaussian values: at most */
   bool again;   /* encoding what was decoded gives the same values */
 } types[] = {
-    {MR_F32, 0, true},        {MR_F16, 3e-4, true},     {MR_BF16, 2e-3, true},
-    {MR_Q8_0, 6.5e-3, true},  {MR_Q4_0, 0.1, true},    {MR_Q4_1, 0.085, true},
-    {MR_Q5_0, 0.05, true},    {MR_Q5_1, 0.042, true},   {MR_MXFP4, 0.13, true},
-    {MR_Q2_K, 0.29, true},    {MR_Q3_K, 0.16, true},  {MR_Q4_K, 0.08, true},
-    {MR_Q5_K, 0.038, false},  {MR_Q6_K, 0.019, true},  {MR_IQ4_NL, 0.08, true},
+    {MR_F32, 0, true},       {MR_F16, 3e-4, true},   {MR_BF16, 2e-3, true},
+    {MR_Q8_0, 6.5e-3, true}, {MR_Q4_0, 0.1, true},   {MR_Q4_1, 0.085, true},
+    {MR_Q5_0, 0.05, true},   {MR_Q5_1, 0.042, true}, {MR_MXFP4, 0.13, true},
+    {MR_Q2_K, 0.29, true},   {MR_Q3_K, 0.16, true},  {MR_Q4_K, 0.08, true},
+    {MR_Q5_K, 0.038, false}, {MR_Q6_K, 0.019, true}, {MR_IQ4_NL, 0.08, true},
     {MR_IQ4_XS, 0.08, true},
 };
 #define N_TYPES (sizeof types / sizeof *types)
@@ -121,8 +122,8 @@ static void odd_blocks(void **unused) {
 
 /* Errors move to the columns that count less. */
 static void importance_counts(void **unused) {
-  static const int searched[] = {MR_Q4_0, MR_Q4_1, MR_Q5_0,   MR_Q5_1,  MR_Q2_K, MR_Q3_K,
-                                 MR_Q4_K, MR_Q5_K, MR_IQ4_NL, MR_IQ4_XS};
+  static const int searched[] = {MR_Q4_0, MR_Q4_1, MR_Q5_0, MR_Q5_1,   MR_Q2_K,
+                                 MR_Q3_K, MR_Q4_K, MR_Q5_K, MR_IQ4_NL, MR_IQ4_XS};
   float x[N], plain[N], weighted[N], importance[N];
   (void)unused;
   for (size_t t = 0; t < sizeof searched / sizeof *searched; t++) {
@@ -202,9 +203,12 @@ static void conformance(void **unused) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(errors_are_small),     cmocka_unit_test(encoding_again),
-      cmocka_unit_test(odd_blocks),           cmocka_unit_test(importance_counts),
-      cmocka_unit_test(halves_that_are_exact), cmocka_unit_test(not_written),
+      cmocka_unit_test(errors_are_small),
+      cmocka_unit_test(encoding_again),
+      cmocka_unit_test(odd_blocks),
+      cmocka_unit_test(importance_counts),
+      cmocka_unit_test(halves_that_are_exact),
+      cmocka_unit_test(not_written),
       cmocka_unit_test(conformance),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
