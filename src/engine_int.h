@@ -21,6 +21,7 @@
 
 #include "kernels/pool.h"
 #include "src/engine.h"
+#include "src/engine_device.h"
 #include "src/forward.h"
 #include "src/prefix.h"
 #include "src/sequence.h"
@@ -81,6 +82,7 @@ struct mr_engine {
   mr_model *model;
   const mr_kernels *k;
   mr_pool *pool;
+  mr_engine_device device;
   mr_kv *kv;
   mr_prefix *prefix; /* NULL: no sharing */
   mr_kvtier *tier;

@@ -31,6 +31,10 @@ typedef struct mr_parked { /* pages first .. first + n - 1 of a sequence; zeroed
   int32_t *slots;          /* owned */
   int first, n;
   int len; /* tokens up to their end */
+  /* while they are fetched for a device: what comes from the disk, and where it goes */
+  uint8_t *room;  /* [n] pages; owned */
+  int32_t *pages; /* [n]; owned */
+  bool lost;      /* there was no memory for that */
 } mr_parked;
 
 typedef struct mr_kvtier_stats {
