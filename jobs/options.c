@@ -96,8 +96,8 @@ static const option options[] = {
     {"kv-policy", 0, K_CHOICE, AT(kv_policy), 0, "auto|fewer|spill|recompute", RUN,
      "when memory for keys and values runs out: what costs least; fewer rows at once; to disk and "
      "back; compute again"},
-    {"kv-type", 0, K_CHOICE, AT(kv_type), 0, "f32|f16", RUN,
-     "type of keys and values (f16, and f32 with --compute exact)"},
+    {"kv-type", 0, K_CHOICE, AT(kv_type), 0, "f32|f16|bf16|int8|q4|fp8", RUN,
+     "type of keys and values (bf16 where the CPU has AMX, else f16; f32 with --compute exact)"},
     {"prefix-sharing", 0, K_CHOICE01, AT(no_prefix_sharing), 0, "on|off", RUN,
      "compute what prompts begin with alike once (on)"},
     {"level", 0, K_INT, AT(zstd_level), 1, "N", RUN | MERGE,
@@ -658,7 +658,6 @@ void mr_job_engine_opts(const mr_job *j, mr_engine_opts *o) {
 }
 
 json_t *mr_job_result_options(const mr_job *j) {
-  static const char *const kv[] = {"f32", "f16"};
   json_t *o = json_object();
   if (!o)
     return NULL;
@@ -670,7 +669,8 @@ json_t *mr_job_result_options(const mr_job *j) {
   bad |= json_object_set_new(o, "duplicates",
                              json_string(j->duplicates == MR_DUP_REFUSE ? "refuse" : "error-row"));
   bad |= json_object_set_new(o, "keep-prompt", json_boolean(j->keep_prompt));
-  bad |= json_object_set_new(o, "kv-type", json_string(j->kv_type < 0 ? "auto" : kv[j->kv_type]));
+  const char *kv = j->kv_type < 0 ? "auto" : mr_kv_type_name((mr_kv_type)j->kv_type);
+  bad |= json_object_set_new(o, "kv-type", json_string(kv));
   bad |= json_object_set_new(
       o, "long-prompt",
       json_string(j->long_prompt == MR_LONG_TRUNCATE_LEFT ? "truncate-left" : "error"));
