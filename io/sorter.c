@@ -137,8 +137,7 @@ static mr_code refill(mr_sorter *s, run *r, mr_err *err) {
   r->next = 0;
   r->have = left < s->window_room ? (size_t)left : s->window_room;
   size_t bytes = r->have * s->bytes;
-  ssize_t got =
-      mr_sys_pread_full(s->fd, r->window, bytes, (off_t)((r->first + r->at) * s->bytes));
+  ssize_t got = mr_sys_pread_full(s->fd, r->window, bytes, (off_t)((r->first + r->at) * s->bytes));
   r->at += r->have;
   if (got < 0)
     return mr_err_errno(err, MR_E_IO, s->dir, "cannot read a temporary file");

@@ -22,7 +22,7 @@
 
 #include "io/err.h"
 
-#define MR_SORTER_BYTES ((size_t)16 << 20)
+#define MR_SORTER_BYTES ((size_t)4 << 20)
 
 typedef struct mr_sorter mr_sorter;
 typedef int (*mr_sorter_order)(const void *a, const void *b); /* as for qsort */

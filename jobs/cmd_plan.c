@@ -12,6 +12,7 @@
 #include "jobs/estimate.h"
 #include "jobs/idset.h"
 #include "jobs/preflight.h"
+#include "jobs/rundir.h"
 #include "jobs/schedule.h"
 #include "jobs/signals.h"
 
@@ -58,14 +59,9 @@ static mr_code spool(planned *p, const char *dir, mr_err *err) {
   return rc == MR_OK ? mr_plan_open(&p->plan, dir, err) : rc;
 }
 
-static const char *temporary_dir(void) {
-  const char *tmp = getenv("TMPDIR");
-  return tmp && *tmp ? tmp : "/tmp";
-}
-
 static mr_code preflight(planned *p, mr_err *err) {
   mr_text dir = {0};
-  mr_text_addf(&dir, "%s/millrace-plan-XXXXXX", temporary_dir());
+  mr_text_addf(&dir, "%s/millrace-plan-XXXXXX", mr_path_temporary());
   if (dir.failed)
     return mr_err_set(err, MR_E_NOMEM, "out of memory");
   mr_code rc = mkdtemp(dir.data) ? spool(p, dir.data, err)
@@ -178,7 +174,7 @@ static mr_code predict(planned *p, mr_err *err) {
   if (p->rows > p->bad_rows)
     rc = mr_estimate_measure(&p->opts, &p->info, &p->estimate, err);
   if (rc == MR_OK)
-    rc = mr_schedule_open(&w.order, p->plan, temporary_dir(), 0, not_ours, p, err);
+    rc = mr_schedule_open(&w.order, p->plan, mr_path_temporary(), 0, not_ours, p, err);
   if (rc == MR_OK)
     rc = mr_estimate_run(&p->estimate, &p->info, next_row, &w, err);
   mr_schedule_close(w.order);

@@ -8,10 +8,12 @@
 #include "io/sys.h"
 #include "io/zframe.h"
 
-#define BUCKET_BYTES ((size_t)64 << 20)
+#define BUCKET_BYTES_MIN ((uint64_t)16 << 20)
+#define BUCKET_BYTES_MAX ((uint64_t)64 << 20)
+#define BUCKETS 64 /* so many, if their size allows it */
 #define SLICES 4096
-#define SPILL_BYTES_ALL ((size_t)32 << 20) /* buffers of all buckets together */
-#define SPILL_BYTES_MAX ((size_t)1 << 20)
+#define SPILL_BYTES_ALL ((size_t)16 << 20) /* buffers of all buckets together */
+#define SPILL_BYTES_MAX ((size_t)256 << 10)
 #define SPILL_HEAD 13 /* u64 row, u8 kind, u32 bytes before each line in a bucket */
 
 typedef struct line_ref { /* a line in memory */
@@ -34,7 +36,8 @@ typedef struct bucket {
 struct mr_linesort {
   const char *prefix;
   uint64_t rows, emitted;
-  size_t bucket_bytes, spill_bytes;
+  uint64_t bucket_bytes; /* 0: yet to be chosen */
+  size_t spill_bytes;
   uint64_t slice_bytes[SLICES];
   uint32_t slice_of[SLICES]; /* bucket of each slice */
   bucket *buckets;
@@ -55,7 +58,7 @@ mr_code mr_linesort_open(mr_linesort **out, const char *prefix, uint64_t rows, s
     return nomem(err);
   s->prefix = prefix;
   s->rows = rows;
-  s->bucket_bytes = bucket_bytes ? bucket_bytes : BUCKET_BYTES;
+  s->bucket_bytes = bucket_bytes;
   mr_code rc = mr_zpack_open(&s->pack, 1, err);
   if (rc)
     mr_linesort_close(s);
@@ -72,7 +75,20 @@ void mr_linesort_expect(mr_linesort *s, uint64_t row, uint64_t bytes) {
   s->slice_bytes[slice_at(s, row)] += bytes + 2 * sizeof(line_ref); /* qsort takes one too */
 }
 
+static void choose_size(mr_linesort *s) {
+  uint64_t all = 0;
+  for (size_t i = 0; i < SLICES; i++)
+    all += s->slice_bytes[i];
+  s->bucket_bytes = all / BUCKETS;
+  if (s->bucket_bytes < BUCKET_BYTES_MIN)
+    s->bucket_bytes = BUCKET_BYTES_MIN;
+  if (s->bucket_bytes > BUCKET_BYTES_MAX)
+    s->bucket_bytes = BUCKET_BYTES_MAX;
+}
+
 mr_code mr_linesort_begin(mr_linesort *s, mr_err *err) {
+  if (!s->bucket_bytes)
+    choose_size(s);
   uint64_t sum = 0;
   uint32_t b = 0;
   for (size_t i = 0; i < SLICES; i++) {

@@ -8,10 +8,11 @@
  *     mr_linesort_emit(s, name, sink, ctx, &err);                 rows 0, 1, 2 ...
  *     mr_linesort_close(s);
  *
- * Ranges of rows are joined to buckets that take at most 64 MiB of memory (or one range, if that alone has
- * more). With one bucket everything is sorted in memory; with more, each line goes to its bucket's
- * file, packed; at the end the buckets are read one after the other, each sorted in memory. The
- * files are removed as they are read, and with the directory that holds them when a run is killed.
+ * Ranges of rows are joined to buckets that take 16 to 64 MiB of memory (or one range, if that
+ * alone has more). With one bucket everything is sorted in memory; with more, each line goes to its
+ * bucket's file, packed; at the end the buckets are read one after the other, each sorted in
+ * memory. The files are removed as they are read, and with the directory that holds them when a run
+ * is killed.
  */
 #ifndef MR_JOBS_LINESORT_H
 #define MR_JOBS_LINESORT_H
@@ -25,7 +26,7 @@ typedef struct mr_linesort mr_linesort;
 typedef mr_code (*mr_line_sink)(void *ctx, uint64_t row, mr_line_kind kind, const char *line,
                                 size_t len, mr_err *err);
 
-/* `prefix` of the files' names, borrowed. bucket_bytes 0: 64 MiB (tests take less). MR_E_NOMEM. */
+/* `prefix` of the files' names, borrowed. bucket_bytes 0: as above (tests take less). MR_E_NOMEM. */
 mr_code mr_linesort_open(mr_linesort **out, const char *prefix, uint64_t rows, size_t bucket_bytes,
                          mr_err *err);
 void mr_linesort_expect(mr_linesort *s, uint64_t row, uint64_t bytes); /* row < rows */

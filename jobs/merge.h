@@ -6,10 +6,11 @@
  *     mr_merge_close(m);
  *
  * A shard counts when its manifest is good, its files have the digests in it, it is of the same job
- * as the others (identity.h, all but the shard), and all shards together have each row once. The row
- * lists in the manifests say which row a line belongs to; lines are put in order by linesort.h, so
- * that one file of a shard is open at a time, however many shards there are, and memory is bounded.
- * Results in order of completion are joined shard after shard. Nothing of a shard is written.
+ * as the others (identity.h, all but the shard), and all shards together have each row once. The
+ * row lists in the manifests say which row a line belongs to; lines are put in order by linesort.h,
+ * so that one file of a shard is open at a time, however many shards there are, and memory is
+ * bounded. Results in order of completion are joined shard after shard. Nothing of a shard is
+ * written.
  */
 #ifndef MR_JOBS_MERGE_H
 #define MR_JOBS_MERGE_H

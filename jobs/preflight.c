@@ -69,8 +69,8 @@ static mr_code repeat(void *ctx, const mr_plan_record *rec, const char *id, mr_e
     return MR_OK;
   const mr_row_source src = {.file_index = rec->e.file, .line = rec->e.line};
   mr_row_error why = {0};
-  mr_row_error_set(&why, "custom_id", "duplicate_id",
-                   "the id \"%.100s\" is that of an earlier row", id);
+  mr_row_error_set(&why, "custom_id", "duplicate_id", "the id \"%.100s\" is that of an earlier row",
+                   id);
   mr_plan_record bad;
   rc = mr_row_bad(&src, id, &why, &bad, err);
   if (rc != MR_OK)

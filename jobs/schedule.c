@@ -5,7 +5,7 @@
 #include "io/sorter.h"
 #include "kernels/kernels.h"
 
-#define MEMORY_BYTES ((size_t)8 << 20)
+#define MEMORY_BYTES ((size_t)2 << 20)
 
 /* Depths, in blocks of the prompt, at which groups are told apart: 1, 2, 4, ... */
 #define LEVELS 16
@@ -103,8 +103,7 @@ static mr_code key_of(const level *l, const waiting *w, member *m) {
     return rc;
   uint64_t key = mr_hash_64(rec.prompt, (size_t)tokens_of(l) * sizeof *rec.prompt);
   mr_plan_record_free(&rec);
-  *m =
-      (member){w->at, (uint32_t)(key >> 32), (uint32_t)key, w->row, w->weight, w->n_prompt};
+  *m = (member){w->at, (uint32_t)(key >> 32), (uint32_t)key, w->row, w->weight, w->n_prompt};
   return MR_OK;
 }
 

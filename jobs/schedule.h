@@ -19,7 +19,7 @@ typedef struct mr_schedule mr_schedule;
 
 /* `skip(ctx, row)` true: the row is done already (skip may be NULL). Rows of kind MR_ROW_BAD that
  * are not skipped come first, in input order: their error lines need no engine. Temporary files go
- * to `dir`; memory_bytes 0: 8 MiB for each of six sorters. MR_E_IO, MR_E_CANTCREATE, MR_E_NOMEM,
+ * to `dir`; memory_bytes 0: 2 MiB for each of six sorters. MR_E_IO, MR_E_CANTCREATE, MR_E_NOMEM,
  * MR_E_DATA (damaged plan). */
 mr_code mr_schedule_open(mr_schedule **out, const mr_plan *p, const char *dir, size_t memory_bytes,
                          bool (*skip)(void *ctx, uint64_t row), void *ctx, mr_err *err);

@@ -358,9 +358,12 @@ static void out_of_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(rows_come_in_input_order),     cmocka_unit_test(ids_do_not_tell_the_shard),
-      cmocka_unit_test(what_does_not_fit_is_refused), cmocka_unit_test(damage_is_found),
-      cmocka_unit_test(completion_order_is_kept),     cmocka_unit_test(many_shards_need_few_open_files),
+      cmocka_unit_test(rows_come_in_input_order),
+      cmocka_unit_test(ids_do_not_tell_the_shard),
+      cmocka_unit_test(what_does_not_fit_is_refused),
+      cmocka_unit_test(damage_is_found),
+      cmocka_unit_test(completion_order_is_kept),
+      cmocka_unit_test(many_shards_need_few_open_files),
       cmocka_unit_test(out_of_memory),
   };
   return cmocka_run_group_tests(tests, temp_begin, temp_end);
