@@ -153,11 +153,12 @@ static json_t *engine(const mr_report *r) {
 /* What was done when memory for keys and values ran out. */
 static json_t *kv(const mr_report *r) {
   const mr_engine_stats *s = &r->stats;
-  return json_pack("{s:s*, s:o, s:o, s:o, s:o, s:o, s:o}", "policy", r->info.kv_policy,
+  return json_pack("{s:s*, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "policy", r->info.kv_policy,
                    "preemptions", count(s->preemptions), "recomputed_tokens",
                    count(s->recomputed_tokens), "spill_bytes", count(s->kv_spill_bytes),
                    "fetch_bytes", count(s->kv_fetch_bytes), "disk_failures", count(s->kv_failures),
-                   "stall_seconds", real(s->kv_stall_s));
+                   "stall_seconds", real(s->kv_stall_s), "resumed_rows",
+                   count(s->resumed_rows), "resumed_tokens", count(s->resumed_tokens));
 }
 
 static json_t *timeline(const mr_timeline *t) {

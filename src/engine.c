@@ -212,6 +212,7 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   if (rc)
     return rc;
   e->policy = o->kv_policy;
+  e->saved = o->saved;
   e->window = window_of(&e->model->c);
   e->info.packed_bytes = e->model->packed_bytes;
   size_t rows = LOGIT_BYTES / ((size_t)e->info.n_vocab * sizeof(float));

@@ -41,6 +41,7 @@ typedef struct mr_engine_opts {
   int kv_type;            /* mr_kv_type, or -1: f32 in exact mode, else 16 bits */
   int context;            /* 0: the model's; lower: caps it */
   bool no_prefix_sharing; /* compute every prompt by itself; the results are the same */
+  mr_saved *saved;        /* what a run before left of its rows, or NULL; borrowed */
 } mr_engine_opts;
 
 typedef struct mr_engine_info {
@@ -56,6 +57,7 @@ typedef enum mr_task { MR_TASK_GENERATE, MR_TASK_SCORE } mr_task;
 
 typedef struct mr_request { /* everything is copied by admit */
   uint64_t tag;             /* returned with the result */
+  uint64_t row;             /* its number in the job: by it a row is known again in `saved` */
   uint64_t row_key;         /* of the random generator: xxh3-64 of the row's id */
   mr_task task;
   const int32_t *prompt; /* n_prompt >= 1 ids */
@@ -108,6 +110,8 @@ typedef struct mr_engine_stats { /* sums since open */
   uint64_t kv_spill_bytes, kv_fetch_bytes, kv_failures; /* failures: computed again */
   uint64_t preemptions, recomputed_tokens;              /* ... because memory ran out */
   double kv_stall_s;                                    /* waits for the disk */
+  uint64_t resumed_rows, resumed_tokens; /* begun by a run before; output tokens it had chosen */
+  uint64_t saved_rows, saved_bytes;      /* by mr_engine_save */
 } mr_engine_stats;
 
 mr_code mr_engine_open(mr_engine **out, const mr_engine_opts *opts, const mr_prompter *p,
@@ -125,6 +129,11 @@ mr_code mr_engine_admit(mr_engine *e, const mr_request *r, mr_err *err);
 int mr_engine_active(const mr_engine *e); /* requests admitted and not collected */
 mr_code mr_engine_step(mr_engine *e, mr_err *err);
 mr_result *mr_engine_collect(mr_engine *e); /* owned by the caller; NULL: none finished */
+/* The run stops: the rows in flight to the files of saved.h, the oldest first: the tokens of all
+ * that generate, and keys and values as far as max_bytes and about `seconds` reach. Between two
+ * steps; afterwards only close may follow. MR_E_NOMEM and errors of writing. */
+mr_code mr_engine_save(mr_engine *e, const char *prefix, uint64_t max_bytes, double seconds,
+                       mr_err *err);
 void mr_engine_stats_get(const mr_engine *e, mr_engine_stats *out);
 
 #endif

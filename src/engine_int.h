@@ -85,7 +85,9 @@ struct mr_engine {
   mr_prefix *prefix; /* NULL: no sharing */
   mr_kvtier *tier;
   mr_kv_policy policy;
-  int window; /* of all layers, or 0 */
+  mr_saved *saved; /* borrowed; NULL: none */
+  bool moved;      /* in this step a flight got back what it waits for */
+  int window;      /* of all layers, or 0 */
   mr_forward *forward;
   const mr_vocab *vocab; /* borrowed from the prompter; NULL: none */
   int32_t *ends;         /* ids that end a text in this model */
@@ -143,8 +145,15 @@ void mr_flight_park(mr_engine *e, mr_flight *f);
 void mr_engine_revive(mr_engine *e);
 /* An active flight that was spilled and holds what is the tree's: reads the rest. */
 void mr_flight_fetch(mr_engine *e, mr_flight *f);
+/* Waits until nothing of it is being read any more. */
+void mr_flight_settle(mr_engine *e, mr_flight *f);
 /* The slots that it holds. */
 void mr_flight_forget(mr_engine *e, mr_flight *f);
+
+/* engine_save.c: takes up what a run before had done of it. MR_E_NOMEM. */
+mr_code mr_flight_resume(mr_engine *e, mr_flight *f, mr_err *err);
+/* A digest of all that says what the bytes of a page mean, beside the model. */
+uint64_t mr_engine_layout(const mr_engine *e);
 
 /* The sequence is over: its pages and reservation are free again. */
 void mr_flight_retire(mr_engine *e, mr_flight *f, mr_sequence *s);
