@@ -100,6 +100,10 @@ static const option options[] = {
      "type of keys and values (f16, and f32 with --compute exact)"},
     {"prefix-sharing", 0, K_CHOICE01, AT(no_prefix_sharing), 0, "on|off", RUN,
      "compute what prompts begin with alike once (on)"},
+    {"prefix-cache", 0, K_TEXT, AT(prefix_cache), 0, "DIR", RUN,
+     "keep shared beginnings of prompts for later runs, and take them from there (none)"},
+    {"prefix-cache-size", 0, K_SIZE, AT(prefix_cache_bytes), 0, "SIZE", RUN,
+     "what is kept there; the least recently used goes first (4GiB)"},
     {"level", 0, K_INT, AT(zstd_level), 1, "N", RUN | MERGE,
      "compression level of the results (3)"},
     {"progress", 0, K_CHOICE, AT(progress), 0, "auto|none|line|bar|json", RUN,
@@ -112,8 +116,12 @@ static const option options[] = {
 #define N_OPTIONS (sizeof options / sizeof *options)
 
 void mr_job_init(mr_job *j) {
-  *j = (mr_job){
-      .kv_type = -1, .until_min = -1, .created = -1, .max_line = 16u << 20, .zstd_level = 3};
+  *j = (mr_job){.kv_type = -1,
+                .until_min = -1,
+                .created = -1,
+                .max_line = 16u << 20,
+                .zstd_level = 3,
+                .prefix_cache_bytes = (uint64_t)4 << 30};
 }
 
 static void free_inputs(mr_job *j) {
@@ -133,6 +141,7 @@ void mr_job_free(mr_job *j) {
   mr_mem_free(j->device);
   mr_mem_free(j->metrics_file);
   mr_mem_free(j->spill_dir);
+  mr_mem_free(j->prefix_cache);
   json_decref(j->defaults);
   mr_job_init(j);
 }
@@ -652,6 +661,8 @@ void mr_job_engine_opts(const mr_job *j, mr_engine_opts *o) {
                         .kv_disk = j->kv_disk,
                         .spill_dir = j->spill_dir,
                         .kv_policy = j->kv_policy,
+                        .prefix_cache = j->prefix_cache,
+                        .prefix_cache_bytes = j->prefix_cache_bytes,
                         .kv_type = j->kv_type,
                         .context = j->context,
                         .no_prefix_sharing = j->no_prefix_sharing};

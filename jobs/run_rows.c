@@ -10,6 +10,8 @@
 #define FIRST_ROWS 8
 #define SAVE_S 4.0 /* for keys and values of rows in flight, of the 10 s that a stop may take */
 
+#define KEEP_S 2.0 /* for the prefix cache, at a stop */
+#define KEEP_ALL_S 600.0
 #define DEFERRED_MAX 1024
 
 /* A row that would not end before the deadline: others are looked for that do. */
@@ -432,6 +434,8 @@ static mr_code load_and_run(loop *l, mr_err *err) {
   r->report.has_engine = true;
   mr_run_tick(r, "run");
   rc = run_engine(l, err);
+  if (!rc)
+    mr_engine_keep_prefixes(l->engine, r->stopped ? KEEP_S : KEEP_ALL_S);
   mr_engine_stats_get(l->engine, &r->report.stats);
   return rc;
 }

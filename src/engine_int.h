@@ -23,6 +23,7 @@
 #include "src/engine.h"
 #include "src/forward.h"
 #include "src/prefix.h"
+#include "src/prefixstore.h"
 #include "src/sequence.h"
 
 typedef enum mr_flight_state {
@@ -82,7 +83,10 @@ struct mr_engine {
   const mr_kernels *k;
   mr_pool *pool;
   mr_kv *kv;
-  mr_prefix *prefix; /* NULL: no sharing */
+  mr_prefix *prefix;     /* NULL: no sharing */
+  mr_prefixstore *store; /* NULL: nothing outlasts the run */
+  uint8_t *stored_page;  /* one that is being read out of it */
+  double keep_until_s;   /* monotonic; 0: no limit */
   mr_kvtier *tier;
   mr_kv_policy policy;
   mr_saved *saved; /* borrowed; NULL: none */
@@ -136,6 +140,9 @@ bool mr_flight_share(mr_engine *e, mr_flight *f);
 int mr_flight_claim(mr_engine *e, mr_flight *f, int n);
 /* Tokens from `from` to f->fed are computed: others may have them. */
 void mr_flight_publish(mr_engine *e, mr_flight *f, int from);
+
+/* Opens e->store. MR_E_CANTCREATE, MR_E_NOMEM. */
+mr_code mr_engine_open_store(mr_engine *e, const mr_engine_opts *o, mr_err *err);
 
 /* Pages that are reserved for it while it is active, beside its nodes of the tree. */
 int mr_flight_reserved(const mr_flight *f);
