@@ -183,8 +183,8 @@ static const char *shown(const mr_source *s) {
   return strcmp(s->path, "-") ? s->path : "standard input";
 }
 
-/* A whole block, or what there is before the end. A pipe may have nothing for hours: the wait can be
- * ended (io/sys.h). */
+/* A whole block, or what there is before the end. A pipe may have nothing for hours: the wait can
+ * be ended (io/sys.h). */
 static mr_code raw_read(mr_source *s, const char **data, size_t *len, mr_err *err) {
   size_t n = 0;
   while (n < RAW_BYTES) {

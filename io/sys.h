@@ -47,8 +47,9 @@ ssize_t mr_sys_pread_full(int fd, void *buf, size_t n, off_t at);
 int mr_sys_write_full(int fd, const void *buf, size_t n);
 int mr_sys_pwrite_full(int fd, const void *buf, size_t n, off_t at);
 
-/* Ends every wait of `await`, now and from now on: what a signal that asks to stop calls (it may, from
- * its handler). mr_sys_wake_open makes that possible; false: it could not (no descriptors left). */
+/* Ends every wait of `await`, now and from now on: what a signal that asks to stop calls (it may,
+ * from its handler). mr_sys_wake_open makes that possible; false: it could not (no descriptors
+ * left). */
 bool mr_sys_wake_open(void);
 void mr_sys_wake(void);
 

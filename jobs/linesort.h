@@ -26,7 +26,8 @@ typedef struct mr_linesort mr_linesort;
 typedef mr_code (*mr_line_sink)(void *ctx, uint64_t row, mr_line_kind kind, const char *line,
                                 size_t len, mr_err *err);
 
-/* `prefix` of the files' names, borrowed. bucket_bytes 0: as above (tests take less). MR_E_NOMEM. */
+/* `prefix` of the files' names, borrowed. bucket_bytes 0: as above (tests take less). MR_E_NOMEM.
+ */
 mr_code mr_linesort_open(mr_linesort **out, const char *prefix, uint64_t rows, size_t bucket_bytes,
                          mr_err *err);
 void mr_linesort_expect(mr_linesort *s, uint64_t row, uint64_t bytes); /* row < rows */
