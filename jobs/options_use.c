@@ -23,6 +23,8 @@ void mr_job_engine_opts(const mr_job *j, mr_engine_opts *o) {
                         .kv_disk = j->kv_disk,
                         .spill_dir = j->spill_dir,
                         .kv_policy = j->kv_policy,
+                        .prefix_cache = j->prefix_cache,
+                        .prefix_cache_bytes = j->prefix_cache_bytes,
                         .kv_type = j->kv_type,
                         .context = j->context,
                         .no_prefix_sharing = j->no_prefix_sharing};

@@ -211,8 +211,12 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   if (rc)
     return rc;
   e->policy = o->kv_policy;
+  e->saved = o->saved;
   e->window = window_of(&e->model->c);
   e->info.packed_bytes = e->model->packed_bytes;
+  rc = mr_engine_open_store(e, o, err);
+  if (rc)
+    return rc;
   size_t rows = LOGIT_BYTES / ((size_t)e->info.n_vocab * sizeof(float));
   e->max_logits = rows < 1                                 ? 1
                   : rows < (size_t)e->info.max_step_tokens ? (int)rows
@@ -258,6 +262,8 @@ void mr_engine_close(mr_engine *e) {
   free_list(e, e->finished);
   mr_forward_close(e->forward);
   mr_prefix_close(e->prefix);
+  mr_prefixstore_close(e->store);
+  mr_mem_free(e->stored_page);
   mr_kvtier_close(e->tier);
   mr_kv_close(e->kv);
   mr_pool_free(e->pool);
@@ -290,5 +296,11 @@ void mr_engine_stats_get(const mr_engine *e, mr_engine_stats *out) {
   out->kv_fetch_bytes = kv.fetch_bytes;
   out->kv_failures = kv.failures;
   out->kv_stall_s = kv.stall_s;
+  mr_prefixstore_stats store = {0};
+  if (e->store)
+    mr_prefixstore_stats_get(e->store, &store);
+  out->cache_read_bytes = store.read_bytes;
+  out->cache_written_bytes = store.written_bytes;
+  out->cache_bad = store.bad;
   out->kv_pages_used = (uint64_t)mr_engine_used_pages(e);
 }
