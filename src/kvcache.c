@@ -104,11 +104,11 @@ bool mr_kv_on_device(const mr_kv *kv) {
   return kv->memory != NULL;
 }
 
-mr_code mr_kv_read(const mr_kv *kv, int32_t page, void *to) {
-  if (kv->memory)
-    return kv->memory->to_host(kv->memory->ctx, to, mr_kv_page(kv, page), kv->page_bytes);
-  memcpy(to, mr_kv_page(kv, page), kv->page_bytes);
-  return MR_OK;
+const void *mr_kv_view(const mr_kv *kv, int32_t page, void *room) {
+  const uint8_t *at = mr_kv_page(kv, page);
+  if (!kv->memory)
+    return at;
+  return kv->memory->to_host(kv->memory->ctx, room, at, kv->page_bytes) ? NULL : room;
 }
 
 mr_code mr_kv_write(const mr_kv *kv, int32_t page, const void *from) {

@@ -53,8 +53,10 @@ size_t mr_kv_layer_bytes(const mr_kv *kv);
 size_t mr_kv_size_of_page(const mr_kv *kv);         /* bytes */
 uint8_t *mr_kv_page(const mr_kv *kv, int32_t page); /* its address, a device's or the host's */
 bool mr_kv_on_device(const mr_kv *kv);
-/* A page's bytes to and from the host's memory. MR_OK, or the device's error. */
-mr_code mr_kv_read(const mr_kv *kv, int32_t page, void *to);
+/* A page's bytes on the host: where they are, or copied into room (page bytes); NULL: the device
+ * could not. */
+const void *mr_kv_view(const mr_kv *kv, int32_t page, void *room);
+/* Bytes of the host's memory into a page. MR_OK, or the device's error. */
 mr_code mr_kv_write(const mr_kv *kv, int32_t page, const void *from);
 
 /* A holder beside the block tables (the prefix tree): the page stays until it is dropped. */
