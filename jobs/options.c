@@ -27,6 +27,7 @@ typedef enum kind {
   K_CHOICE01, /* bool: the second of two choices */
   K_TOLERATE,
   K_DEFAULTS, /* a JSON object, in place or in a file */
+  K_ADAPTER,  /* NAME=DIR, any number of them */
   K_PARAM     /* a body parameter for rows that are silent */
 } kind;
 
@@ -48,6 +49,8 @@ typedef struct option {
 
 static const option options[] = {
     {"model", 'm', K_TEXT, AT(model), 0, "FILE", RUN, "the model (GGUF)"},
+    {"lora", 0, K_ADAPTER, 0, 0, "NAME=DIR", RUN,
+     "a PEFT adapter for the rows whose model is NAME; may be given again"},
     {"output", 'o', K_TEXT, AT(output), 0, "OUT", RUN | MERGE,
      "results: OUT.jsonl.zst (or .jsonl, .jsonl.gz), or - for standard output"},
     {"defaults", 0, K_DEFAULTS, 0, 0, "FILE|JSON", RUN,
@@ -124,7 +127,15 @@ static void free_inputs(mr_job *j) {
   j->n_inputs = 0;
 }
 
+static void free_adapter(mr_adapter *a) {
+  mr_mem_free((void *)(uintptr_t)a->name);
+  mr_mem_free((void *)(uintptr_t)a->dir);
+}
+
 void mr_job_free(mr_job *j) {
+  for (int i = 0; i < j->n_adapters; i++)
+    free_adapter(&j->adapters[i]);
+  mr_mem_free(j->adapters);
   free_inputs(j);
   mr_mem_free(j->job_file);
   mr_mem_free(j->model);
@@ -264,6 +275,63 @@ static mr_code set_from_text(mr_job *j, const option *o, const char *s, const or
                    why ? "" : "it must be ", why ? why : wanted(o));
 }
 
+/* ------------------------------------------------------------------ adapters */
+
+/* In the order of names; a name given again takes the place of the first. */
+static mr_code put_adapter(mr_job *j, const char *name, size_t n, const char *dir,
+                           const origin *from, mr_err *err) {
+  int at = 0;
+  if (n == 0 || !*dir || mr_utf8_valid(name, n) >= 0 || n > 256)
+    return mr_err_at(err, from->code, from->file, 0, -1,
+                     "%slora %.200s: it must be NAME=DIR, with a name of up to 256 bytes",
+                     from->prefix, name);
+  mr_adapter a = {mr_mem_copy(name, n), mr_mem_copy(dir, strlen(dir))};
+  mr_adapter *all =
+      a.name && a.dir ? mr_mem_resize(j->adapters, (size_t)j->n_adapters + 1, sizeof *all) : NULL;
+  if (!all) {
+    free_adapter(&a);
+    return no_memory(err);
+  }
+  j->adapters = all;
+  while (at < j->n_adapters && strcmp(all[at].name, a.name) < 0)
+    at++;
+  if (at < j->n_adapters && !strcmp(all[at].name, a.name))
+    free_adapter(&all[at]);
+  else
+    memmove(all + at + 1, all + at, (size_t)(j->n_adapters++ - at) * sizeof *all);
+  all[at] = a;
+  return MR_OK;
+}
+
+static mr_code put_adapter_text(mr_job *j, const char *s, const origin *from, mr_err *err) {
+  const char *equals = strchr(s, '=');
+  return put_adapter(j, s, equals ? (size_t)(equals - s) : 0, equals ? equals + 1 : "", from, err);
+}
+
+/* {"NAME": "DIR"}, "NAME=DIR" or a list of these. */
+static mr_code put_adapter_json(mr_job *j, const json_t *v, const origin *from, mr_err *err) {
+  const char *name;
+  json_t *item;
+  mr_code rc = MR_OK;
+  if (json_is_string(v))
+    return put_adapter_text(j, json_string_value(v), from, err);
+  if (json_is_array(v)) {
+    for (size_t i = 0; i < json_array_size(v) && !rc; i++)
+      rc = json_is_string(json_array_get(v, i))
+               ? put_adapter_json(j, json_array_get(v, i), from, err)
+               : mr_err_at(err, from->code, from->file, 0, -1, "lora[%zu] is not NAME=DIR", i);
+    return rc;
+  }
+  if (!json_is_object(v))
+    return mr_err_at(err, from->code, from->file, 0, -1, "lora must be {\"NAME\": \"DIR\"}");
+  json_object_foreach((json_t *)(uintptr_t)v, name, item) {
+    const char *dir = json_string_value(item);
+    if (!rc)
+      rc = put_adapter(j, name, strlen(name), dir ? dir : "", from, err);
+  }
+  return rc;
+}
+
 /* ------------------------------------------------------------------ defaults of rows */
 
 static mr_code need_defaults(mr_job *j, mr_err *err) {
@@ -400,6 +468,8 @@ static mr_code file_value(mr_job *j, const option *o, const json_t *v, const ori
   if (o->kind == K_DEFAULTS)
     return json_is_string(v) ? set_defaults_text(j, json_string_value(v), from, err)
                              : set_defaults(j, v, from, err);
+  if (o->kind == K_ADAPTER)
+    return put_adapter_json(j, v, from, err);
   if (o->kind == K_PARAM)
     return set_param(j, o, json_incref((json_t *)(uintptr_t)v), from, err);
   if (o->kind == K_FLAG && json_is_boolean(v)) {
@@ -574,6 +644,8 @@ static mr_code set_from_args(mr_job *j, mr_command cmd, int argc, char **argv, m
       *(bool *)(void *)((char *)j + o->at) = true;
     } else if (o->kind == K_DEFAULTS) {
       rc = set_defaults_text(j, value, &from, err);
+    } else if (o->kind == K_ADAPTER) {
+      rc = put_adapter_text(j, value, &from, err);
     } else if (o->kind == K_PARAM) {
       rc = set_param_text(j, o, value, &stop_given, &from, err);
     } else {
@@ -640,6 +712,13 @@ int mr_job_status(const mr_job *j, uint64_t rows, uint64_t failed) {
   return failed > 0 && (double)failed > most ? 1 : 0;
 }
 
+int mr_job_adapter(const mr_job *j, const char *name) {
+  for (int i = 0; name && i < j->n_adapters; i++)
+    if (!strcmp(j->adapters[i].name, name))
+      return i + 1;
+  return 0;
+}
+
 void mr_job_engine_opts(const mr_job *j, mr_engine_opts *o) {
   *o = (mr_engine_opts){.model_path = j->model,
                         .device = j->device,
@@ -654,6 +733,8 @@ void mr_job_engine_opts(const mr_job *j, mr_engine_opts *o) {
                         .kv_policy = j->kv_policy,
                         .kv_type = j->kv_type,
                         .context = j->context,
+                        .adapters = j->adapters,
+                        .n_adapters = j->n_adapters,
                         .no_prefix_sharing = j->no_prefix_sharing};
 }
 

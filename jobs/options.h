@@ -44,6 +44,8 @@ typedef struct mr_job {
   char **inputs;  /* as given: files, globs, directories, "-" */
   int n_inputs;
   char *model, *output;
+  mr_adapter *adapters; /* n_adapters, in the order of their names; owned, with the strings */
+  int n_adapters;
   mr_output_format format;
   char *base; /* output without .jsonl[.zst|.gz]: OUT of the contract; NULL for standard output */
   mr_compute compute;
@@ -91,6 +93,9 @@ void mr_job_help(mr_command cmd); /* to standard output */
 
 /* The exit status of a job that is done: 0, or 1 when more rows failed than --tolerate allows. */
 int mr_job_status(const mr_job *j, uint64_t rows, uint64_t failed);
+
+/* The adapter that rows of this model name use: 1 ..., or 0: none. */
+int mr_job_adapter(const mr_job *j, const char *name);
 
 /* The engine's share of the options; strings are borrowed from j. */
 void mr_job_engine_opts(const mr_job *j, mr_engine_opts *opts);

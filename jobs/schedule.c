@@ -32,11 +32,15 @@ static unsigned length_of(const mr_plan_entry *e) {
   return top * 16 + (unsigned)(v >> (top - 4) & 15);
 }
 
-/* A hash of the first `blocks` blocks, which also stands for them; a row with fewer is a group by
+/* At level -1 the adapter. Else a hash of the first 2^level blocks, which also stands for them; a row with fewer is a group by
  * itself. The last token of a prompt is computed in any case. */
-static mr_code key_of(const mr_plan *p, uint32_t row, int blocks, uint64_t *key, mr_err *err) {
+static mr_code key_of(const mr_plan *p, uint32_t row, int level, uint64_t *key, mr_err *err) {
   mr_plan_record rec;
-  int64_t tokens = (int64_t)blocks * MR_KV_BLOCK;
+  int64_t tokens = level < 0 ? 0 : ((int64_t)1 << level) * MR_KV_BLOCK;
+  if (level < 0) {
+    *key = mr_plan_entry_at(p, row)->adapter;
+    return MR_OK;
+  }
   *key = mr_hash_64(&row, sizeof row);
   if (mr_plan_entry_at(p, row)->n_prompt <= tokens)
     return MR_OK;
@@ -95,7 +99,7 @@ static mr_code order_rows(item *v, uint64_t n, int level, const mr_plan *p, mr_e
     mr_code rc = MR_OK;
     v[i].key = v[i].row;
     if (level < LEVELS && n > 1)
-      rc = key_of(p, v[i].row, 1 << level, &v[i].key, err);
+      rc = key_of(p, v[i].row, level, &v[i].key, err);
     if (rc)
       return rc;
   }
@@ -115,6 +119,14 @@ static mr_code order_rows(item *v, uint64_t n, int level, const mr_plan *p, mr_e
 
 static bool wanted(bool (*skip)(void *ctx, uint64_t row), void *ctx, uint64_t row) {
   return !skip || !skip(ctx, row);
+}
+
+/* Rows of one adapter follow each other: a step then multiplies with few of them. */
+static int first_level(const mr_plan *p, const item *v, uint64_t n) {
+  for (uint64_t i = 1; i < n; i++)
+    if (mr_plan_entry_at(p, v[i].row)->adapter != mr_plan_entry_at(p, v[0].row)->adapter)
+      return -1;
+  return 0;
 }
 
 /* Rows that need no engine go to s->rows, the others to v. */
@@ -147,7 +159,7 @@ mr_code mr_schedule_open(mr_schedule **out, const mr_plan *p, bool (*skip)(void 
                     (unsigned long long)left);
   } else {
     uint64_t n = collect(s, v, p, skip, ctx);
-    rc = order_rows(v, n, 0, p, err);
+    rc = order_rows(v, n, first_level(p, v, n), p, err);
     for (uint64_t i = 0; i < n; i++)
       s->rows[s->n++] = v[i].row;
   }

@@ -53,7 +53,7 @@ mr_code mr_flight_join(mr_engine *e, mr_flight *f, mr_err *err) {
     return mr_err_set(err, MR_E_NOMEM, "out of memory for a request");
   mr_code rc = mr_prefix_room(e->prefix, f->n_chain, err);
   if (!rc)
-    mr_prefix_acquire(e->prefix, f->r.prompt, f->n_chain, f->chain);
+    mr_prefix_acquire(e->prefix, f->r.adapter, f->r.prompt, f->n_chain, f->chain);
   return rc;
 }
 
@@ -79,7 +79,8 @@ static void share_partial(mr_engine *e, mr_flight *f, int block) {
     return;
   f->partial_at = block;
   int n =
-      mr_prefix_partial(e->prefix, parent, f->r.prompt + f->fed, f->r.n_prompt - 1 - f->fed, &page);
+      mr_prefix_partial(e->prefix, f->r.adapter, parent, f->r.prompt + f->fed,
+                        f->r.n_prompt - 1 - f->fed, &page);
   if (n >= PARTIAL_MIN)
     take_shared(e, f, page, n);
 }
