@@ -8,6 +8,7 @@
 
 #include "io/json.h"
 #include "io/mem.h"
+#include "jobs/adapters.h"
 #include "jobs/outname.h"
 #include "jobs/params.h"
 
@@ -127,15 +128,8 @@ static void free_inputs(mr_job *j) {
   j->n_inputs = 0;
 }
 
-static void free_adapter(mr_adapter *a) {
-  mr_mem_free((void *)(uintptr_t)a->name);
-  mr_mem_free((void *)(uintptr_t)a->dir);
-}
-
 void mr_job_free(mr_job *j) {
-  for (int i = 0; i < j->n_adapters; i++)
-    free_adapter(&j->adapters[i]);
-  mr_mem_free(j->adapters);
+  mr_adapters_free(j);
   free_inputs(j);
   mr_mem_free(j->job_file);
   mr_mem_free(j->model);
@@ -150,12 +144,7 @@ void mr_job_free(mr_job *j) {
 
 /* ------------------------------------------------------------------ setting one option */
 
-/* Where a value came from: the code of its errors, and how its option is written. */
-typedef struct origin {
-  mr_code code;
-  const char *prefix; /* "--" or "" */
-  const char *file;   /* JOB.json, or NULL */
-} origin;
+typedef mr_option_origin origin;
 
 static mr_code no_memory(mr_err *err) {
   return mr_err_set(err, MR_E_NOMEM, "out of memory for the options");
@@ -273,63 +262,6 @@ static mr_code set_from_text(mr_job *j, const option *o, const char *s, const or
     return MR_OK;
   return mr_err_at(err, from->code, from->file, 0, -1, "%s%s %s: %s%s", from->prefix, o->name, s,
                    why ? "" : "it must be ", why ? why : wanted(o));
-}
-
-/* ------------------------------------------------------------------ adapters */
-
-/* In the order of names; a name given again takes the place of the first. */
-static mr_code put_adapter(mr_job *j, const char *name, size_t n, const char *dir,
-                           const origin *from, mr_err *err) {
-  int at = 0;
-  if (n == 0 || !*dir || mr_utf8_valid(name, n) >= 0 || n > 256)
-    return mr_err_at(err, from->code, from->file, 0, -1,
-                     "%slora %.200s: it must be NAME=DIR, with a name of up to 256 bytes",
-                     from->prefix, name);
-  mr_adapter a = {mr_mem_copy(name, n), mr_mem_copy(dir, strlen(dir))};
-  mr_adapter *all =
-      a.name && a.dir ? mr_mem_resize(j->adapters, (size_t)j->n_adapters + 1, sizeof *all) : NULL;
-  if (!all) {
-    free_adapter(&a);
-    return no_memory(err);
-  }
-  j->adapters = all;
-  while (at < j->n_adapters && strcmp(all[at].name, a.name) < 0)
-    at++;
-  if (at < j->n_adapters && !strcmp(all[at].name, a.name))
-    free_adapter(&all[at]);
-  else
-    memmove(all + at + 1, all + at, (size_t)(j->n_adapters++ - at) * sizeof *all);
-  all[at] = a;
-  return MR_OK;
-}
-
-static mr_code put_adapter_text(mr_job *j, const char *s, const origin *from, mr_err *err) {
-  const char *equals = strchr(s, '=');
-  return put_adapter(j, s, equals ? (size_t)(equals - s) : 0, equals ? equals + 1 : "", from, err);
-}
-
-/* {"NAME": "DIR"}, "NAME=DIR" or a list of these. */
-static mr_code put_adapter_json(mr_job *j, const json_t *v, const origin *from, mr_err *err) {
-  const char *name;
-  json_t *item;
-  mr_code rc = MR_OK;
-  if (json_is_string(v))
-    return put_adapter_text(j, json_string_value(v), from, err);
-  if (json_is_array(v)) {
-    for (size_t i = 0; i < json_array_size(v) && !rc; i++)
-      rc = json_is_string(json_array_get(v, i))
-               ? put_adapter_json(j, json_array_get(v, i), from, err)
-               : mr_err_at(err, from->code, from->file, 0, -1, "lora[%zu] is not NAME=DIR", i);
-    return rc;
-  }
-  if (!json_is_object(v))
-    return mr_err_at(err, from->code, from->file, 0, -1, "lora must be {\"NAME\": \"DIR\"}");
-  json_object_foreach((json_t *)(uintptr_t)v, name, item) {
-    const char *dir = json_string_value(item);
-    if (!rc)
-      rc = put_adapter(j, name, strlen(name), dir ? dir : "", from, err);
-  }
-  return rc;
 }
 
 /* ------------------------------------------------------------------ defaults of rows */
@@ -469,7 +401,7 @@ static mr_code file_value(mr_job *j, const option *o, const json_t *v, const ori
     return json_is_string(v) ? set_defaults_text(j, json_string_value(v), from, err)
                              : set_defaults(j, v, from, err);
   if (o->kind == K_ADAPTER)
-    return put_adapter_json(j, v, from, err);
+    return mr_adapters_put_json(j, v, from, err);
   if (o->kind == K_PARAM)
     return set_param(j, o, json_incref((json_t *)(uintptr_t)v), from, err);
   if (o->kind == K_FLAG && json_is_boolean(v)) {
@@ -645,7 +577,7 @@ static mr_code set_from_args(mr_job *j, mr_command cmd, int argc, char **argv, m
     } else if (o->kind == K_DEFAULTS) {
       rc = set_defaults_text(j, value, &from, err);
     } else if (o->kind == K_ADAPTER) {
-      rc = put_adapter_text(j, value, &from, err);
+      rc = mr_adapters_put(j, value, &from, err);
     } else if (o->kind == K_PARAM) {
       rc = set_param_text(j, o, value, &stop_given, &from, err);
     } else {
@@ -710,13 +642,6 @@ mr_code mr_job_parse(mr_job *j, mr_command cmd, int argc, char **argv, mr_err *e
 int mr_job_status(const mr_job *j, uint64_t rows, uint64_t failed) {
   double most = j->tolerate_percent ? j->tolerate * (double)rows : j->tolerate;
   return failed > 0 && (double)failed > most ? 1 : 0;
-}
-
-int mr_job_adapter(const mr_job *j, const char *name) {
-  for (int i = 0; name && i < j->n_adapters; i++)
-    if (!strcmp(j->adapters[i].name, name))
-      return i + 1;
-  return 0;
 }
 
 void mr_job_engine_opts(const mr_job *j, mr_engine_opts *o) {

@@ -52,11 +52,11 @@ typedef struct mr_job {
   char *device;
   int threads, max_batch, max_step_tokens, context;
   bool pin;
-  uint64_t kv_memory;  /* bytes; 0: chosen */
-  uint64_t kv_disk;    /* bytes; 0: none */
-  char *spill_dir;     /* or NULL */
+  uint64_t kv_memory; /* bytes; 0: chosen */
+  uint64_t kv_disk;   /* bytes; 0: none */
+  char *spill_dir;    /* or NULL */
   mr_kv_policy kv_policy;
-  int kv_type;         /* mr_kv_type; -1: by the compute mode */
+  int kv_type; /* mr_kv_type; -1: by the compute mode */
   bool no_prefix_sharing;
   int until_min;       /* minutes of the day; -1: none */
   double time_limit_s; /* 0: none */
@@ -76,6 +76,13 @@ typedef struct mr_job {
   bool help;
 } mr_job;
 
+/* Where a value came from: the code of its errors, and how its option is written. */
+typedef struct mr_option_origin {
+  mr_code code;
+  const char *prefix; /* "--" or "" */
+  const char *file;   /* JOB.json, or NULL */
+} mr_option_origin;
+
 typedef enum mr_command {
   MR_CMD_RUN,
   MR_CMD_PLAN,
@@ -94,7 +101,7 @@ void mr_job_help(mr_command cmd); /* to standard output */
 /* The exit status of a job that is done: 0, or 1 when more rows failed than --tolerate allows. */
 int mr_job_status(const mr_job *j, uint64_t rows, uint64_t failed);
 
-/* The adapter that rows of this model name use: 1 ..., or 0: none. */
+/* adapters.c: the adapter that rows of this model name use: 1 ..., or 0: none. */
 int mr_job_adapter(const mr_job *j, const char *name);
 
 /* The engine's share of the options; strings are borrowed from j. */

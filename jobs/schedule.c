@@ -32,8 +32,8 @@ static unsigned length_of(const mr_plan_entry *e) {
   return top * 16 + (unsigned)(v >> (top - 4) & 15);
 }
 
-/* At level -1 the adapter. Else a hash of the first 2^level blocks, which also stands for them; a row with fewer is a group by
- * itself. The last token of a prompt is computed in any case. */
+/* At level -1 the adapter. Else a hash of the first 2^level blocks, which also stands for them; a
+ * row with fewer is a group by itself. The last token of a prompt is computed in any case. */
 static mr_code key_of(const mr_plan *p, uint32_t row, int level, uint64_t *key, mr_err *err) {
   mr_plan_record rec;
   int64_t tokens = level < 0 ? 0 : ((int64_t)1 << level) * MR_KV_BLOCK;

@@ -3,9 +3,9 @@
  * Rows whose prompts begin alike are admitted one after the other, depth first (those that begin
  * alike for 1 block of MR_KV_BLOCK tokens, inside these for 2, 4, 8 ... blocks), so that what they
  * share is computed once and its pages are not kept longer than needed. Where rows have different
- * adapters, those of one adapter come one after the other before all that. Between groups, and inside
- * the last ones: long rows first (expected tokens = prompt + output at most; a group counts as its
- * longest row), so that the tail is short.
+ * adapters, those of one adapter come one after the other before all that. Between groups, and
+ * inside the last ones: long rows first (expected tokens = prompt + output at most; a group counts
+ * as its longest row), so that the tail is short.
  *
  * Memory: 16 bytes a row while sorting (and as much for qsort), 4 afterwards. Prompts are read from
  * the plan's files again, once for each level at which a row still has company.

@@ -62,8 +62,8 @@ typedef enum mr_input { MR_INPUT_PLAIN, MR_INPUT_NORM, MR_INPUT_GATE } mr_input;
 /* y[i] = W[i] f(x) (+ bias); f runs once a row for all matrices. Rows that have an adapter get
  * B (A f(x)) of it on top (w[i]->lora): the base is computed for all rows at once. */
 typedef struct mr_linear {
-  mr_input input;          /* f: x; norm(x); norm(act(x) * up) */
-  const mr_buf *x, *up;    /* [rows, k]; up only for GATE, may be NULL: act(x) */
+  mr_input input;       /* f: x; norm(x); norm(act(x) * up) */
+  const mr_buf *x, *up; /* [rows, k]; up only for GATE, may be NULL: act(x) */
   mr_norm_spec norm;
   mr_act act;
   const float *xielu; /* slope above 0, slope below, beta, eps: in place of act; or NULL */

@@ -256,8 +256,8 @@ static bool take_memory(mr_cpu *c) {
   c->pos = mr_mem_alloc(n, sizeof *c->pos);
   c->tiles = mr_mem_alloc(n, sizeof *c->tiles);
   c->sorted = mr_mem_alloc(n, sizeof *c->sorted);
-  return mr_cpu_experts_open(&c->experts, c) && mr_cpu_lora_open(&c->lora, c) && c->packed && c->line && c->attn && c->token &&
-         c->pos && c->tiles && c->sorted;
+  return mr_cpu_experts_open(&c->experts, c) && mr_cpu_lora_open(&c->lora, c) && c->packed &&
+         c->line && c->attn && c->token && c->pos && c->tiles && c->sorted;
 }
 
 mr_code mr_backend_cpu_open(mr_backend **out, const mr_model *m, const mr_kernels *k, mr_pool *pool,

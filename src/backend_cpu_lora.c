@@ -37,7 +37,9 @@ struct mr_cpu_lora {
   size_t t_ld;
   uint8_t *mid; /* [MR_LINEAR_MAX, max_tokens] packed rows of it, for each matrix */
   size_t mid_bytes, mid_plane;
-  float *out; /* [workers, CHUNK * out_ld] */
+  float *out;       /* [workers, CHUNK * out_ld] */
+  float *own_t;     /* [workers, CHUNK * t_ld] */
+  uint8_t *own_mid; /* [workers, CHUNK * mid_bytes] */
   size_t out_ld;
 };
 
@@ -77,11 +79,13 @@ bool mr_cpu_lora_open(mr_cpu_lora **out, const mr_cpu *c) {
   x->t = mr_mem_pages(n * x->t_ld * sizeof *x->t);
   x->mid = mr_mem_pages(MR_LINEAR_MAX * x->mid_plane);
   x->out = mr_mem_pages((size_t)c->workers * CHUNK * x->out_ld * sizeof *x->out);
+  x->own_t = mr_mem_pages((size_t)c->workers * CHUNK * x->t_ld * sizeof *x->own_t);
+  x->own_mid = mr_mem_pages((size_t)c->workers * CHUNK * x->mid_bytes);
   x->x = mr_mem_mul(n, x->gemm->row_bytes(l->widest > 0 ? l->widest : 1), &bytes)
              ? mr_mem_pages(bytes)
              : NULL;
   return take_rows(&x->all, n) && take_rows(&x->wanted, n) && x->adapter && x->first && x->x &&
-         x->t && x->mid && x->out;
+         x->t && x->mid && x->out && x->own_t && x->own_mid;
 }
 
 void mr_cpu_lora_close(mr_cpu_lora *x) {
@@ -95,6 +99,8 @@ void mr_cpu_lora_close(mr_cpu_lora *x) {
   mr_mem_free(x->t);
   mr_mem_free(x->mid);
   mr_mem_free(x->out);
+  mr_mem_free(x->own_t);
+  mr_mem_free(x->own_mid);
   mr_mem_free(x);
 }
 
@@ -249,8 +255,7 @@ static void count(job *j) {
     for (int i = 0; i < j->op->n; i++) {
       const mr_lora_link *y = link_of(j, i, j->rows->chunks[h].adapter);
       if (y && y->down)
-        j->c->base.stats.flops +=
-            2.0 * j->rows->chunks[h].n * y->rank * (j->k + j->op->w[i]->n);
+        j->c->base.stats.flops += 2.0 * j->rows->chunks[h].n * y->rank * (j->k + j->op->w[i]->n);
     }
 }
 
@@ -265,4 +270,45 @@ void mr_cpu_lora_linear(mr_cpu *c, const mr_cpu_lora_rows *rows, const mr_linear
   mr_pool_run(c->pool, go_up, &j, rows->n_chunks * j.first[op->n]);
   c->base.stats.gemm_s += mr_sys_seconds() - start;
   count(&j);
+}
+
+/* ------------------------------------------------------------------ slots of experts */
+
+size_t mr_cpu_lora_bytes(const mr_cpu_lora *x, int k) {
+  return x->gemm->row_bytes(k);
+}
+
+void mr_cpu_lora_pack(const mr_cpu_lora *x, uint8_t *dst, const float *line, int k) {
+  x->gemm->pack_row(dst, line, k);
+}
+
+static void add_slots(mr_cpu *c, const mr_cpu_lora_slots *s, int from, int n, int worker) {
+  const mr_cpu_lora *x = c->lora;
+  const mr_gemm_ops *g = x->gemm;
+  const mr_lora_down *last = NULL;
+  float *t = x->own_t + (size_t)worker * CHUNK * x->t_ld;
+  uint8_t *mid = x->own_mid + (size_t)worker * CHUNK * x->mid_bytes;
+  for (int i = 0; i < s->n; i++) {
+    const mr_lora_link *y = s->link[i];
+    float *to = s->y[i] + (size_t)from * s->ld;
+    int cols = s->w[i]->n;
+    if (!y || !y->down) {
+      for (int r = 0; y && y->bias && r < n; r++)
+        c->k->axpy(to + (size_t)r * s->ld, y->bias, 1, cols);
+      continue;
+    }
+    if (y->down != last)
+      g->gemm(t, x->t_ld, s->x + (size_t)from * g->row_bytes(s->k), n, y->down->packed, 0,
+              panels_of(x, y->down->ranks), y->down->ranks, s->k, NULL, 0);
+    last = y->down;
+    for (int r = 0; r < n; r++)
+      g->pack_row(mid + (size_t)r * g->row_bytes(y->rank), t + (size_t)r * x->t_ld + y->first,
+                  y->rank);
+    g->gemm(to, s->ld, mid, n, y->up, 0, panels_of(x, cols), cols, y->rank, y->bias, 1);
+  }
+}
+
+void mr_cpu_lora_slots_add(mr_cpu *c, const mr_cpu_lora_slots *s, int worker) {
+  for (int at = 0; at < s->rows; at += CHUNK)
+    add_slots(c, s, at, s->rows - at < CHUNK ? s->rows - at : CHUNK, worker);
 }

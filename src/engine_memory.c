@@ -78,9 +78,8 @@ static void share_partial(mr_engine *e, mr_flight *f, int block) {
   if (f->partial_at == block || f->spilled)
     return;
   f->partial_at = block;
-  int n =
-      mr_prefix_partial(e->prefix, f->r.adapter, parent, f->r.prompt + f->fed,
-                        f->r.n_prompt - 1 - f->fed, &page);
+  int n = mr_prefix_partial(e->prefix, f->r.adapter, parent, f->r.prompt + f->fed,
+                            f->r.n_prompt - 1 - f->fed, &page);
   if (n >= PARTIAL_MIN)
     take_shared(e, f, page, n);
 }

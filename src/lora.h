@@ -32,7 +32,7 @@ typedef struct mr_lora_down {
   uint8_t *packed; /* panels */
 } mr_lora_down;
 
-struct mr_lora_link { /* of one adapter and one matrix */
+struct mr_lora_link {       /* of one adapter and one matrix */
   const mr_lora_down *down; /* NULL: nothing but perhaps a bias */
   int first, rank;          /* which rows of down are this matrix's */
   uint8_t *up;              /* [n, rank] times scale in panels */
@@ -52,16 +52,16 @@ typedef struct mr_lora_blocks { /* owned memory */
 } mr_lora_blocks;
 
 struct mr_lora {
-  mr_model *m;          /* borrowed */
-  const mr_kernels *k;  /* borrowed */
+  mr_model *m;         /* borrowed */
+  const mr_kernels *k; /* borrowed */
   int n;
-  mr_scheme scheme;     /* of the panels */
-  bool pack;            /* else only checked and counted */
-  int most_ranks;       /* of any down */
-  int widest;           /* k of any down */
-  bool experts;         /* some adapter changes experts */
-  mr_lora_embed *embed; /* [n] */
-  uint64_t bytes;       /* of panels and embeddings */
+  mr_scheme scheme;         /* of the panels */
+  bool pack;                /* else only checked and counted */
+  int most_ranks;           /* of any down */
+  int widest;               /* k of any down */
+  bool experts;             /* some adapter changes experts */
+  mr_lora_embed *embed;     /* [n] */
+  uint64_t bytes;           /* of panels and embeddings */
   mr_lora_blocks kept, raw; /* raw: while an adapter is loaded */
 };
 

@@ -25,20 +25,23 @@ typedef struct reader {
 static bool is_set(const json_t *v) {
   if (json_is_array(v) || json_is_object(v))
     return json_array_size(v) + json_object_size(v) > 0;
-  return v && !json_is_null(v) && !json_is_false(v) && !(json_is_number(v) && json_number_value(v) == 0);
+  return v && !json_is_null(v) && !json_is_false(v) &&
+         !(json_is_number(v) && json_number_value(v) == 0);
 }
 
 /* Each computes something else than scale * B (A x) beside the base. */
 static void refuse_kinds(reader *r) {
   static const char *const refused[] = {
-      "use_dora",        "use_qalora",     "use_bdlora",          "alora_invocation_tokens",
-      "arrow_config",    "kasa_config",    "velora_config",       "monteclora_config",
-      "megatron_config", "loftq_config",   "layer_replication",   "trainable_token_indices",
-      "modules_to_save", "corda_config",   "target_parameters",   "lora_ga_config"};
+      "use_dora",        "use_qalora",   "use_bdlora",        "alora_invocation_tokens",
+      "arrow_config",    "kasa_config",  "velora_config",     "monteclora_config",
+      "megatron_config", "loftq_config", "layer_replication", "trainable_token_indices",
+      "modules_to_save", "corda_config", "target_parameters", "lora_ga_config"};
   for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
     if (is_set(json_object_get(r->j, refused[i])))
-      FAIL(r, "%s is set, which is not supported; plain LoRA and rsLoRA of linear layers and of the "
-              "embedding are", refused[i]);
+      FAIL(r,
+           "%s is set, which is not supported; plain LoRA and rsLoRA of linear layers and of the "
+           "embedding are",
+           refused[i]);
 }
 
 /* Ways to begin the training that change the base have the adapter beside another base. */
@@ -50,15 +53,18 @@ static void check_init(reader *r) {
   for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
     if (!strcmp(json_string_value(v), plain[i]))
       return;
-  FAIL(r, "init_lora_weights is \"%.32s\": such adapters belong to a changed base; convert it to a "
-          "plain LoRA (PEFT: path_initial_model_for_weight_conversion)", json_string_value(v));
+  FAIL(r,
+       "init_lora_weights is \"%.32s\": such adapters belong to a changed base; convert it to a "
+       "plain LoRA (PEFT: path_initial_model_for_weight_conversion)",
+       json_string_value(v));
 }
 
 static void check_kind(reader *r) {
   const json_t *type = json_object_get(r->j, "peft_type"), *bias = json_object_get(r->j, "bias");
   if (!json_is_string(type) || strcmp(json_string_value(type), "LORA") != 0)
     FAIL(r, "peft_type is %s%.32s%s; only \"LORA\" is supported", json_is_string(type) ? "\"" : "",
-         json_is_string(type) ? json_string_value(type) : "missing", json_is_string(type) ? "\"" : "");
+         json_is_string(type) ? json_string_value(type) : "missing",
+         json_is_string(type) ? "\"" : "");
   if (json_is_string(bias) && strcmp(json_string_value(bias), "none") &&
       strcmp(json_string_value(bias), "all") && strcmp(json_string_value(bias), "lora_only"))
     FAIL(r, "bias is \"%.32s\"; it must be none, all or lora_only", json_string_value(bias));

@@ -17,7 +17,7 @@ typedef struct mr_lora_config {
   double alpha;
   int r;
   bool rslora;
-  bool tied; /* what changes the embedding changes the head, too */
+  bool tied;                       /* what changes the embedding changes the head, too */
   mr_lora_pattern *ranks, *alphas; /* the first that fits counts; owned */
   size_t n_ranks, n_alphas;
   mr_regex *target; /* target_modules as an expression; NULL: a list, or all */

@@ -102,10 +102,10 @@ static bool of_layer(loader *d, target *t, int64_t rows) {
   const struct {
     const char *stem;
     mr_matrix *w;
-  } plain[] = {{"attn_q", &y->q},          {"attn_k", &y->k},
-               {"attn_v", &y->v},          {"attn_output", &y->o},
-               {"ffn_gate", &y->gate},     {"ffn_down", &y->down},
-               {"attn_q_a", &y->q_a},      {"ffn_gate_inp", &y->router},
+  } plain[] = {{"attn_q", &y->q},       {"attn_k", &y->k},
+               {"attn_v", &y->v},       {"attn_output", &y->o},
+               {"ffn_gate", &y->gate},  {"ffn_down", &y->down},
+               {"attn_q_a", &y->q_a},   {"ffn_gate_inp", &y->router},
                {"attn_kv_a_mqa", &y->k}};
   if (!strcmp(t->stem, "attn_qkv"))
     qkv(d, t, y);
@@ -257,11 +257,10 @@ static bool ends(const char *s, const char *with, size_t *at) {
 
 static bool split(loader *d, const mr_gguf_tensor *t, tensor *out) {
   static const char before[] = "base_model.model.";
-  static const char *const parts[] = {".lora_A.weight",     ".lora_B.weight",
-                                      ".lora_B.bias",       ".lora_embedding_A",
-                                      ".lora_embedding_B",  ".base_layer.bias",
-                                      ".base_layer.weight", ".bias",
-                                      ".lora_A.default.weight", ".lora_B.default.weight"};
+  static const char *const parts[] = {
+      ".lora_A.weight",         ".lora_B.weight",        ".lora_B.bias",       ".lora_embedding_A",
+      ".lora_embedding_B",      ".base_layer.bias",      ".base_layer.weight", ".bias",
+      ".lora_A.default.weight", ".lora_B.default.weight"};
   char shown[MR_NAME];
   mr_str s = t->name;
   size_t at;
@@ -278,8 +277,10 @@ static bool split(loader *d, const mr_gguf_tensor *t, tensor *out) {
         return true;
       }
   }
-  FAIL(d, "tensor %s is none of an adapter that is supported (lora_A, lora_B, lora_embedding_A, "
-          "lora_embedding_B, and biases of linear layers)", mr_gguf_show(t->name, shown, sizeof shown));
+  FAIL(d,
+       "tensor %s is none of an adapter that is supported (lora_A, lora_B, lora_embedding_A, "
+       "lora_embedding_B, and biases of linear layers)",
+       mr_gguf_show(t->name, shown, sizeof shown));
   return false;
 }
 

@@ -24,7 +24,7 @@
 
 typedef struct mr_lora mr_lora;           /* lora.h: the adapters of a job */
 typedef struct mr_lora_link mr_lora_link; /* ... what one adds to one matrix */
-typedef struct mr_quant mr_quant; /* matrix.h: how a quantized checkpoint holds a matrix */
+typedef struct mr_quant mr_quant;         /* matrix.h: how a quantized checkpoint holds a matrix */
 
 typedef struct mr_matrix { /* y = W x (+ b) */
   int n, k;
@@ -33,12 +33,12 @@ typedef struct mr_matrix { /* y = W x (+ b) */
   uint64_t row_bytes;
   /* row r is the stored row first + r, or first + r / group * stride + r % group */
   int first, group, stride;
-  bool columns;          /* stored transposed: row r is a column, row_bytes between its values */
-  const mr_quant *quant; /* or NULL; owned by the model */
-  const float *bias;     /* n floats, or NULL; owned by the model */
+  bool columns;             /* stored transposed: row r is a column, row_bytes between its values */
+  const mr_quant *quant;    /* or NULL; owned by the model */
+  const float *bias;        /* n floats, or NULL; owned by the model */
   const mr_lora_link *lora; /* for each adapter what it adds to y; NULL: none adds; lora.h */
   mr_scheme scheme;         /* of packed */
-  uint8_t *packed;       /* ceil(n / nr) panels; NULL until packed; owned by the model */
+  uint8_t *packed;          /* ceil(n / nr) panels; NULL until packed; owned by the model */
 } mr_matrix;
 
 typedef struct mr_expert {

@@ -21,7 +21,7 @@ typedef struct node {
   int32_t parent, first_child, next, prev; /* siblings; `next` links free nodes, too */
   int32_t idle_next, idle_prev;
   int32_t page;
-  int32_t refs;      /* requests */
+  int32_t refs; /* requests */
   int32_t tree;
   int32_t slot_next; /* of the hash table */
   int32_t tokens[MR_KV_BLOCK];

@@ -34,9 +34,9 @@ mr_code mr_prefix_room(mr_prefix *p, int more, mr_err *err);
 /* The requests that asked for room are gone. */
 void mr_prefix_unroom(mr_prefix *p, int more);
 
-/* `tree`: prompts of different trees share nothing (adapters: the same tokens have other keys
- * there). Of the first n blocks of `tokens`: how many are held by no request yet, so would be acquired for
- * the first time. */
+/* `tree`: prompts of different trees share nothing (the same tokens have other keys under another
+ * adapter). Of the first n blocks of `tokens`: how many are held by no request yet, so would be
+ * acquired for the first time. */
 int mr_prefix_unheld(const mr_prefix *p, int tree, const int32_t *tokens, int n);
 void mr_prefix_acquire(mr_prefix *p, int tree, const int32_t *tokens, int n, int32_t *chain);
 void mr_prefix_release(mr_prefix *p, const int32_t *chain, int n, uint64_t age);
