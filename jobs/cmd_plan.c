@@ -12,14 +12,13 @@
 #include "jobs/estimate.h"
 #include "jobs/idset.h"
 #include "jobs/preflight.h"
+#include "jobs/rundir.h"
 #include "jobs/schedule.h"
 #include "jobs/signals.h"
 
 #define BAD_SHOWN 20
 #define SHARED_BLOCK MR_KV_BLOCK
-#define SHARED_BLOCKS_MAX                                                                          \
-  (8u << 20) /* remembered: 128 MiB; later prompts share with these only                           \
-              */
+#define SHARED_BLOCKS_MAX (1u << 20) /* remembered at a time */
 
 typedef struct planned {
   mr_job job;
@@ -33,7 +32,7 @@ typedef struct planned {
   mr_estimate estimate;
   double seconds; /* predicted, preflight too */
   uint64_t shared_tokens;
-  bool shared_is_least; /* there were more blocks than could be remembered */
+  bool shared_is_least; /* there were more blocks than are remembered */
 } planned;
 
 /* ------------------------------------------------------------------ the spool */
@@ -61,9 +60,8 @@ static mr_code spool(planned *p, const char *dir, mr_err *err) {
 }
 
 static mr_code preflight(planned *p, mr_err *err) {
-  const char *tmp = getenv("TMPDIR");
   mr_text dir = {0};
-  mr_text_addf(&dir, "%s/millrace-plan-XXXXXX", tmp && *tmp ? tmp : "/tmp");
+  mr_text_addf(&dir, "%s/millrace-plan-XXXXXX", mr_path_temporary());
   if (dir.failed)
     return mr_err_set(err, MR_E_NOMEM, "out of memory");
   mr_code rc = mkdtemp(dir.data) ? spool(p, dir.data, err)
@@ -78,17 +76,18 @@ static mr_code preflight(planned *p, mr_err *err) {
 /* The rows that --shard takes, or all of them. */
 static mr_code take_rows(planned *p, mr_err *err) {
   mr_code rc = p->job.shard.of ? mr_shard_open(&p->shard, p->plan, p->job.shard, err) : MR_OK;
-  for (uint64_t i = 0; rc == MR_OK && i < mr_plan_rows(p->plan); i++) {
-    const mr_plan_entry *e = mr_plan_entry_at(p->plan, i);
-    bool bad = e->kind == MR_ROW_BAD;
-    if (!mr_shard_has(p->shard, i))
+  mr_plan_scan s;
+  mr_plan_scan_start(&s, p->plan, err);
+  while (rc == MR_OK && mr_plan_scan_next(&s)) {
+    bool bad = s.e->kind == MR_ROW_BAD;
+    if (!mr_shard_has(p->shard, s.row))
       continue;
     p->rows++;
     p->bad_rows += bad;
-    p->prompt_tokens += bad ? 0 : (uint64_t)e->n_prompt;
-    p->output_tokens += bad ? 0 : (uint64_t)e->n_out;
+    p->prompt_tokens += bad ? 0 : (uint64_t)s.e->n_prompt;
+    p->output_tokens += bad ? 0 : (uint64_t)s.e->n_out;
   }
-  return rc;
+  return rc == MR_OK ? s.rc : rc;
 }
 
 /* ------------------------------------------------------------------ shared prefixes */
@@ -121,9 +120,9 @@ static mr_code count_prompt(planned *p, mr_idset *seen, const mr_plan_record *re
     *shared += known ? SHARED_BLOCK : 0;
     if (known)
       continue;
-    if (seen->n >= SHARED_BLOCKS_MAX) {
+    if (seen->n >= SHARED_BLOCKS_MAX) { /* those that begin alike come together: begin anew */
+      mr_idset_free(seen);
       p->shared_is_least = true;
-      return MR_OK;
     }
     mr_code rc = mr_idset_add(seen, block.before, &known, err);
     if (rc != MR_OK)
@@ -132,8 +131,7 @@ static mr_code count_prompt(planned *p, mr_idset *seen, const mr_plan_record *re
   return MR_OK;
 }
 
-static mr_code read_row(walk *w, uint64_t row, mr_sim_row *out) {
-  const mr_plan_entry *e = mr_plan_entry_at(w->p->plan, row);
+static mr_code read_row(walk *w, uint64_t row, const mr_plan_entry *e, mr_sim_row *out) {
   int shared = 0;
   if (e->n_prompt > SHARED_BLOCK) {
     mr_plan_record rec;
@@ -156,13 +154,20 @@ static mr_code read_row(walk *w, uint64_t row, mr_sim_row *out) {
 static bool next_row(void *ctx, mr_sim_row *out) {
   walk *w = ctx;
   uint64_t row;
-  while (w->rc == MR_OK && mr_schedule_next(w->order, &row)) {
-    if (mr_plan_entry_at(w->p->plan, row)->kind == MR_ROW_BAD || !mr_shard_has(w->p->shard, row))
-      continue;
-    w->rc = read_row(w, row, out);
-    return w->rc == MR_OK;
+  bool more = true;
+  mr_plan_entry e = {.kind = MR_ROW_BAD};
+  while (w->rc == MR_OK && more && e.kind == MR_ROW_BAD) {
+    w->rc = mr_schedule_next(w->order, &row, &more, w->err);
+    if (w->rc == MR_OK && more)
+      w->rc = mr_plan_entry_read(w->p->plan, row, &e, w->err);
   }
-  return false;
+  if (w->rc == MR_OK && more)
+    w->rc = read_row(w, row, &e, out);
+  return w->rc == MR_OK && more;
+}
+
+static bool not_ours(void *ctx, uint64_t row) {
+  return !mr_shard_has(((const planned *)ctx)->shard, row);
 }
 
 static mr_code predict(planned *p, mr_err *err) {
@@ -171,7 +176,7 @@ static mr_code predict(planned *p, mr_err *err) {
   if (p->rows > p->bad_rows)
     rc = mr_estimate_measure(&p->opts, &p->info, &p->estimate, err);
   if (rc == MR_OK)
-    rc = mr_schedule_open(&w.order, p->plan, NULL, NULL, err);
+    rc = mr_schedule_open(&w.order, p->plan, mr_path_temporary(), 0, not_ours, p, err);
   if (rc == MR_OK)
     rc = mr_estimate_run(&p->estimate, &p->info, next_row, &w, err);
   mr_schedule_close(w.order);
@@ -188,13 +193,15 @@ typedef void (*bad_fn)(const mr_plan *p, const mr_plan_entry *e, const char *mes
 static mr_code each_bad(const planned *all, bad_fn fn, void *to, mr_err *err) {
   const mr_plan *p = all->plan;
   uint64_t left = all->bad_rows < BAD_SHOWN ? all->bad_rows : BAD_SHOWN;
-  for (uint64_t i = 0; left; i++) {
-    const mr_plan_entry *e = mr_plan_entry_at(p, i);
-    if (e->kind != MR_ROW_BAD || !mr_shard_has(all->shard, i))
+  mr_plan_scan s;
+  mr_plan_scan_start(&s, p, err);
+  while (left && mr_plan_scan_next(&s)) {
+    const mr_plan_entry *e = s.e;
+    if (e->kind != MR_ROW_BAD || !mr_shard_has(all->shard, s.row))
       continue;
     left--;
     mr_plan_record rec;
-    mr_code rc = mr_plan_read(p, i, &rec, err);
+    mr_code rc = mr_plan_read(p, s.row, &rec, err);
     if (rc != MR_OK)
       return rc;
     json_t *v = mr_json_parse(rec.json, rec.json_len, NULL, NULL);
@@ -204,7 +211,7 @@ static mr_code each_bad(const planned *all, bad_fn fn, void *to, mr_err *err) {
     json_decref(v);
     mr_plan_record_free(&rec);
   }
-  return MR_OK;
+  return s.rc;
 }
 
 static const char *file_of(const mr_plan *p, const mr_plan_entry *e) {

@@ -11,8 +11,9 @@
  *
  * RUN and PLAN take JOB.json (a first argument that ends in .json) and inputs; RUN needs a model,
  * an output and an input, PLAN a model and an input. STATUS and CHECK take one argument: the output
- * (or its OUT), kept in j->output. MERGE needs an output; its inputs are outputs of shards. With -h
- * only `help` is set and nothing else is checked.
+ * (or its OUT), kept in j->output. MERGE needs an output; its inputs are outputs of shards. SCORE
+ * needs inputs, which are results; the options score-NAME of RUN are its --NAME. With -h only
+ * `help` is set and nothing else is checked.
  */
 #ifndef MR_JOBS_OPTIONS_H
 #define MR_JOBS_OPTIONS_H
@@ -20,6 +21,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 
+#include "jobs/score_opts.h"
 #include "jobs/shard.h"
 #include "src/engine.h"
 
@@ -72,31 +74,35 @@ typedef struct mr_job {
   mr_progress_kind progress;
   char *metrics_file; /* or NULL */
   int zstd_level;
-  bool json; /* plan, status: machine-readable */
+  bool json; /* plan, status, check, score: machine-readable */
+  mr_score_opts score;
   bool help;
 } mr_job;
-
-/* Where a value came from: the code of its errors, and how its option is written. */
-typedef struct mr_option_origin {
-  mr_code code;
-  const char *prefix; /* "--" or "" */
-  const char *file;   /* JOB.json, or NULL */
-} mr_option_origin;
 
 typedef enum mr_command {
   MR_CMD_RUN,
   MR_CMD_PLAN,
   MR_CMD_STATUS,
   MR_CMD_CHECK,
-  MR_CMD_MERGE
+  MR_CMD_MERGE,
+  MR_CMD_SCORE
 } mr_command;
+
+/* Where a value came from: the code of its errors, and how its option is written. */
+typedef struct mr_option_origin {
+  mr_code code;
+  const char *prefix; /* "--" or "" */
+  const char *file;   /* JOB.json, or NULL */
+  mr_command cmd;
+} mr_option_origin;
 
 void mr_job_init(mr_job *j);
 void mr_job_free(mr_job *j);
 /* argv[0] is the command's name and is skipped. MR_E_USAGE, MR_E_CONFIG (JOB.json), MR_E_NOINPUT
  * (no JOB.json). */
 mr_code mr_job_parse(mr_job *j, mr_command cmd, int argc, char **argv, mr_err *err);
-void mr_job_help(mr_command cmd); /* to standard output */
+void mr_job_help(mr_command cmd);       /* to standard output */
+bool mr_job_has_score(const mr_job *j); /* RUN is to score its results */
 
 /* The exit status of a job that is done: 0, or 1 when more rows failed than --tolerate allows. */
 int mr_job_status(const mr_job *j, uint64_t rows, uint64_t failed);

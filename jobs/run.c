@@ -7,14 +7,15 @@
 #include "jobs/cmd.h"
 #include "jobs/signals.h"
 
-static int say_finished(const mr_run *r) {
+static int say_finished(mr_run *r) {
   const mr_manifest *m = mr_commit_finished(r->commit);
   int status = mr_job_status(&r->job, m->id.rows, m->rows_failed);
   if (status || r->job.progress != MR_PROGRESS_NONE)
     fprintf(stderr,
             "millrace: nothing left to do: %s is finished, %llu rows, %llu of them failed\n",
             r->job.output, (unsigned long long)m->id.rows, (unsigned long long)m->rows_failed);
-  return status;
+  mr_run_score_finished(r);
+  return r->score_failed ? 1 : status;
 }
 
 static mr_code say_stopped(mr_run *r, mr_err *err) {
@@ -62,7 +63,8 @@ static int say_done(mr_run *r) {
   r->progress = NULL;
   if (status || r->job.progress != MR_PROGRESS_NONE)
     say_figures(r);
-  return status;
+  mr_run_score_say(r);
+  return r->score_failed ? 1 : status;
 }
 
 static mr_code run(mr_run *r, int *status, mr_err *err) {
@@ -100,6 +102,7 @@ static void free_run(mr_run *r) {
   mr_commit_close(r->commit);
   mr_prompter_close(r->prompter);
   mr_report_free(&r->report);
+  mr_score_close(r->score);
   mr_identity_free(&r->id);
   json_decref(r->inputs);
   mr_paths_free(&r->paths);

@@ -208,7 +208,10 @@ mr_code mr_run_prepare(mr_run *r, mr_err *err) {
   if (rc)
     return rc;
   r->was_new = mr_commit_identity(r->commit) == NULL;
-  rc = identify(r, err);
+  if (!mr_commit_finished(r->commit))
+    rc = mr_run_score_open(r, err);
+  if (!rc)
+    rc = identify(r, err);
   if (!rc && !is_finished_as_it_looks(r)) {
     rc = get_plan(r, err);
     if (!rc && r->was_new)

@@ -48,13 +48,13 @@ static bool is_open(const mr_run *r, uint64_t row) {
          !mr_commit_is_done(r->commit, mr_shard_local(r->shard, row));
 }
 
-static void count_work(mr_run *r) {
-  uint64_t rows = mr_plan_rows(r->plan);
-  for (uint64_t i = 0; i < rows; i++) {
-    const mr_plan_entry *e = mr_plan_entry_at(r->plan, i);
-    if (e->kind != MR_ROW_BAD && is_open(r, i))
-      r->now.work += work_of(e);
-  }
+static mr_code count_work(mr_run *r, mr_err *err) {
+  mr_plan_scan s;
+  mr_plan_scan_start(&s, r->plan, err);
+  while (mr_plan_scan_next(&s))
+    if (s.e->kind != MR_ROW_BAD && is_open(r, s.row))
+      r->now.work += work_of(s.e);
+  return s.rc;
 }
 
 static bool skip_row(void *ctx, uint64_t row) {
@@ -137,10 +137,10 @@ static void give_slot(loop *l, size_t at) {
 /* The next row into slot l->next. *more false: the schedule is at its end. */
 static mr_code next_row(loop *l, bool *more, mr_err *err) {
   uint64_t row;
-  *more = mr_schedule_next(l->schedule, &row);
-  if (!*more)
-    return MR_OK;
-  mr_code rc = take_slot(l, &l->next, err);
+  mr_code rc = mr_schedule_next(l->schedule, &row, more, err);
+  if (rc || !*more)
+    return rc;
+  rc = take_slot(l, &l->next, err);
   if (rc)
     return rc;
   slot *s = &l->slots[l->next];
@@ -398,8 +398,9 @@ mr_code mr_run_rows(mr_run *r, mr_err *err) {
   r->now.rows = r->id.rows;
   r->now.rows_done = mr_commit_done_rows(r->commit);
   r->now.rows_failed = mr_commit_totals_get(r->commit)->rows_failed;
-  count_work(r);
-  mr_code rc = mr_schedule_open(&l.schedule, r->plan, skip_row, r, err);
+  mr_code rc = count_work(r, err);
+  if (!rc)
+    rc = mr_schedule_open(&l.schedule, r->plan, r->paths.run, 0, skip_row, r, err);
   if (!rc)
     rc = bad_rows(&l, &more, err);
   if (!rc && mr_signals_stop())

@@ -30,10 +30,14 @@ static char *join(const char *a, const char *b) {
   return NULL;
 }
 
-static char *temporary_dir(void) {
+const char *mr_path_temporary(void) {
   const char *tmp = getenv("TMPDIR");
+  return tmp && *tmp ? tmp : "/tmp";
+}
+
+static char *temporary_dir(void) {
   mr_text t = {0};
-  mr_text_addf(&t, "%s/millrace-%ld-%llx", tmp && *tmp ? tmp : "/tmp", (long)getpid(),
+  mr_text_addf(&t, "%s/millrace-%ld-%llx", mr_path_temporary(), (long)getpid(),
                (unsigned long long)mr_sys_now->clock_ns());
   if (!t.failed)
     return t.data;

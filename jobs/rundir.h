@@ -45,6 +45,7 @@ mr_code mr_rundir_lock(const mr_paths *p, int *fd, mr_err *err);
 /* Whether a run holds the lock now. Writes nothing. */
 bool mr_rundir_is_locked(const mr_paths *p);
 
+const char *mr_path_temporary(void); /* $TMPDIR or /tmp; borrowed */
 bool mr_path_exists(const char *path);
 /* The same where a wrong "no" would throw work away: a disk that does not answer is MR_E_IO. */
 mr_code mr_path_look(const char *path, bool *there, mr_err *err);

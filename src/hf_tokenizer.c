@@ -270,7 +270,7 @@ static unsigned flags_of(const json_t *token) {
          (mr_hf_flag(token, "normalized", !special) ? MR_HF_NORMAL : 0);
 }
 
-static void work_free(mr_hf_work *w) {
+void mr_hf_work_free(mr_hf_work *w) {
   mr_text_free(&w->text.s);
   mr_text_free(&w->text.plain);
   mr_text_free(&w->spare.s);
@@ -305,7 +305,7 @@ static mr_code list_added(loader *l) {
     c = mr_hf_normalize(h, &w, l->err);
     c = c ? c : mr_hf_list_add(&h->normalized, i, flags, w.text.s.data, w.text.s.len, l->err);
   }
-  work_free(&w);
+  mr_hf_work_free(&w);
   mr_hf_list_sort(&h->raw);
   mr_hf_list_sort(&h->normalized);
   return c;
@@ -552,7 +552,7 @@ static mr_code encode_valid(call *c, size_t len, int flags) {
     code = push_all(&h->suffix, -1, c->out, c->err);
   mr_mem_free(spots.s);
   mr_mem_free(c->inner.s);
-  work_free(&c->w);
+  mr_hf_work_free(&c->w);
   return code;
 }
 

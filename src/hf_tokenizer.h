@@ -103,6 +103,8 @@ typedef struct mr_hf_work { /* of one call */
   bool lossy; /* what has no token is left out, else an error */
 } mr_hf_work;
 
+void mr_hf_work_free(mr_hf_work *w);
+
 /* ---- the whole ---- */
 
 /* Reads tokenizer.json's value into a vocabulary without bos, eos and ends. `more` (may be NULL) is

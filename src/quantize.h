@@ -1,0 +1,59 @@
+/* quantize.h: writes a model as a GGUF file of another type, tensor by tensor.
+ *
+ *     mr_quantize_opts o = {.in = "dir", .out = "m.gguf", .dtype = MR_Q4_K, .head_dtype = -1};
+ *     mr_quantize_report r;
+ *     mr_quantize(&o, &r, &err);
+ *
+ * A GGUF file keeps its keys, names and small tensors. A directory is read as the program reads it
+ * for running (quantized checkpoints too) and written under GGUF's names: architectures that GGUF
+ * files of this program's kind exist for, others are refused by name; so is a configuration that
+ * the file's keys cannot say, which is found by reading them back, before any weight is encoded.
+ *
+ * Matrices get the type asked for; the output head, and the embedding where it is the head too, a
+ * better one (mr_quantize_head_type). Norms, biases, routers and tables stay F32, or as they are in
+ * a GGUF file. Rows that are no multiple of the type's block get the nearest type with blocks of
+ * 32, else F16 (counted in the report). A tensor of a GGUF file that has the type already is copied
+ * byte by byte. Memory: one slab of rows at a time, whatever the model's size.
+ *
+ * The file appears whole or not at all (io/gguf_write.h). The same input gives the same bytes
+ * whatever the number of threads.
+ */
+#ifndef MR_SRC_QUANTIZE_H
+#define MR_SRC_QUANTIZE_H
+
+#include "io/gguf_write.h"
+#include "kernels/pool.h"
+#include "src/model.h"
+
+typedef struct mr_quantize_opts {
+  const char *in, *out;
+  int dtype;      /* mr_encoder_get knows it */
+  int head_dtype; /* -1: mr_quantize_head_type(dtype) */
+  bool no_vocab;  /* leave the tokenizer of a directory out */
+  mr_pool *pool;  /* NULL: one thread; borrowed */
+  void (*progress)(void *ctx, uint64_t done, uint64_t all); /* bytes written; or NULL */
+  void *ctx;
+} mr_quantize_opts;
+
+typedef struct mr_quantize_report {
+  uint64_t bytes_in, bytes_out;
+  int n_tensors, n_typed;         /* all; of the type that was asked for */
+  int n_copied;                   /* were of their type already */
+  int n_other;                    /* matrices of another type than was asked for: their width */
+  char first_other[MR_GGUF_NAME]; /* ... the first of them */
+  int first_other_dtype;
+  double weighted_bits; /* bits a weight, of the matrices */
+} mr_quantize_report;
+
+mr_code mr_quantize(const mr_quantize_opts *o, mr_quantize_report *r, mr_err *err);
+
+/* The type with this name in any case ("q4_k"), -1: none that is written. */
+int mr_quantize_type(const char *name);
+/* Names of the types that are written, for messages: "f32, f16, ...". */
+const char *mr_quantize_types(void);
+/* What the head is written as beside matrices of this type. */
+int mr_quantize_head_type(int dtype);
+/* The type, or the nearest one whose block divides cols. */
+int mr_quantize_fit(int dtype, int64_t cols);
+
+#endif

@@ -1,0 +1,309 @@
+/* Which tensors a written file has, and where each row of them comes from. */
+#include "src/quantize_plan.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "io/mem.h"
+
+static mr_code no_memory(mr_err *err) {
+  return mr_err_set(err, MR_E_NOMEM, "out of memory for the list of tensors");
+}
+
+typedef struct maker {
+  mr_out_plan *p;
+  int layer;    /* -1: tensors of no layer */
+  bool failed;  /* out of memory */
+  bool reorder; /* queries and keys go from halves into pairs */
+} maker;
+
+static mr_out_tensor *add(maker *k, mr_out_kind kind, const char *stem, const char *ext) {
+  mr_out_plan *p = k->p;
+  if (k->failed || !mr_mem_grow((void **)&p->t, &p->cap, p->n + 1, sizeof *p->t)) {
+    k->failed = true;
+    return NULL;
+  }
+  mr_out_tensor *t = &p->t[p->n++];
+  *t = (mr_out_tensor){.kind = kind, .dtype = MR_F32, .n_dims = 1, .dims = {1, 1, 1, 1}};
+  t->rows = 1;
+  if (k->layer >= 0)
+    snprintf(t->name, sizeof t->name, "blk.%d.%s%s", k->layer, stem, ext);
+  else
+    snprintf(t->name, sizeof t->name, "%s%s", stem, ext);
+  return t;
+}
+
+static void vector(maker *k, const char *stem, const char *ext, const float *v, int64_t n) {
+  mr_out_tensor *t = v ? add(k, MR_OUT_PLAIN, stem, ext) : NULL;
+  if (!t)
+    return;
+  t->dims[0] = n;
+  t->values = v;
+}
+
+static void part(maker *k, const mr_matrix *w) {
+  mr_out_plan *p = k->p;
+  if (k->failed ||
+      !mr_mem_grow((void **)&p->parts, &p->cap_parts, p->n_parts + 1, sizeof *p->parts))
+    k->failed = true;
+  else
+    p->parts[p->n_parts++] = w;
+}
+
+static float *own(maker *k, size_t n) {
+  mr_out_plan *p = k->p;
+  float *v = k->failed ? NULL : mr_mem_alloc(n, sizeof *v);
+  if (!v || !mr_mem_grow((void **)&p->own, &p->cap_own, p->n_own + 1, sizeof *p->own)) {
+    mr_mem_free(v);
+    k->failed = true;
+    return NULL;
+  }
+  return p->own[p->n_own++] = v;
+}
+
+/* The row of the source that row r of the file is: of the first `rotated` rows of a head, pairs
+ * (2i, 2i+1) were (i, i + rotated/2). */
+static int64_t source_row(int heads_of, int rotated, int64_t r) {
+  int at = heads_of ? (int)(r % heads_of) : 0;
+  return heads_of && at < rotated ? r - at + at / 2 + at % 2 * (rotated / 2) : r;
+}
+
+/* A matrix of one or more matrices' rows, and its bias where one of them has one. */
+static void matrices(maker *k, const char *stem, const mr_matrix *const *w, int n, bool pairs) {
+  const mr_config *c = &k->p->m->c;
+  int64_t rows = 0;
+  bool bias = false;
+  for (int i = 0; i < n; i++) {
+    rows += w[i]->n;
+    bias |= w[i]->bias != NULL;
+  }
+  mr_out_tensor *t = add(k, MR_OUT_MATRIX, stem, ".weight");
+  if (!t)
+    return;
+  t->n_dims = 2;
+  t->dims[0] = w[0]->k;
+  t->dims[1] = t->rows = rows;
+  t->first = (int)k->p->n_parts;
+  t->n_parts = n;
+  if (pairs && k->reorder) {
+    t->heads_of = c->head_dim;
+    t->rotated = c->rope_dims;
+  }
+  int heads_of = t->heads_of, rotated = t->rotated;
+  for (int i = 0; i < n; i++)
+    part(k, w[i]);
+  float *b = bias ? own(k, (size_t)rows) : NULL;
+  int64_t at = 0;
+  for (int i = 0; b && i < n; at += w[i++]->n)
+    for (int r = 0; w[i]->bias && r < w[i]->n; r++)
+      b[at + r] = w[i]->bias[source_row(heads_of, rotated, r)];
+  vector(k, stem, ".bias", b, rows);
+}
+
+static void matrix(maker *k, const char *stem, const mr_matrix *w, bool pairs) {
+  if (w->n > 0 && w->dtype >= 0)
+    matrices(k, stem, &w, 1, pairs);
+}
+
+/* One of the three matrices of all experts, as [experts, rows, cols]. */
+static void expert_matrices(maker *k, const char *stem, const mr_layer *y, size_t member) {
+  int n = k->p->m->c.n_experts;
+  const mr_matrix *first = (const mr_matrix *)(const void *)((const char *)y->experts + member);
+  mr_out_tensor *t = add(k, MR_OUT_MATRIX, stem, ".weight");
+  if (!t)
+    return;
+  t->n_dims = 3;
+  t->dims[0] = first->k;
+  t->dims[1] = first->n;
+  t->dims[2] = n;
+  t->rows = (int64_t)first->n * n;
+  t->first = (int)k->p->n_parts;
+  t->n_parts = n;
+  for (int e = 0; e < n; e++)
+    part(k, (const mr_matrix *)(const void *)((const char *)(y->experts + e) + member));
+}
+
+static void experts(maker *k, const mr_layer *y) {
+  const mr_config *c = &k->p->m->c;
+  matrix(k, "ffn_gate_inp", &y->router, false);
+  if (!k->failed)
+    k->p->t[k->p->n - 1].kind = MR_OUT_PLAIN;
+  vector(k, "exp_probs_b", ".bias", y->route_bias, c->n_experts);
+  expert_matrices(k, "ffn_gate_exps", y, offsetof(mr_expert, gate));
+  expert_matrices(k, "ffn_up_exps", y, offsetof(mr_expert, up));
+  expert_matrices(k, "ffn_down_exps", y, offsetof(mr_expert, down));
+  if (!c->d_shared)
+    return;
+  const mr_expert *x = &y->experts[c->n_experts];
+  matrix(k, "ffn_gate_shexp", &x->gate, false);
+  matrix(k, "ffn_up_shexp", &x->up, false);
+  matrix(k, "ffn_down_shexp", &x->down, false);
+  vector(k, "ffn_gate_inp_shexp", ".weight", y->shared_gate, c->d_model);
+}
+
+static void attention(maker *k, const mr_layer *y) {
+  const mr_config *c = &k->p->m->c;
+  bool all = c->arch.qk_norm_full || c->arch.qk_norm_each;
+  if (c->arch.fused_qkv) {
+    const mr_matrix *const parts[] = {&y->q, &y->k, &y->v};
+    matrices(k, "attn_qkv", parts, 3, false);
+  } else {
+    matrix(k, "attn_q", &y->q, true);
+    matrix(k, "attn_k", &y->k, true);
+    matrix(k, "attn_v", &y->v, false);
+  }
+  matrix(k, "attn_output", &y->o, false);
+  vector(k, "attn_q_norm", ".weight", y->q_norm, c->head_dim * (all ? c->n_heads : 1));
+  vector(k, "attn_k_norm", ".weight", y->k_norm, c->head_dim * (all ? c->n_kv_heads : 1));
+}
+
+static void mlp(maker *k, const mr_layer *y) {
+  if (y->experts) {
+    experts(k, y);
+  } else if (k->p->m->c.arch.fused_gate_up) {
+    const mr_matrix *const parts[] = {&y->gate, &y->up};
+    matrices(k, "ffn_up", parts, 2, false);
+    matrix(k, "ffn_down", &y->down, false);
+  } else {
+    matrix(k, "ffn_gate", &y->gate, false);
+    matrix(k, "ffn_up", &y->up, false);
+    matrix(k, "ffn_down", &y->down, false);
+  }
+}
+
+/* falcon's second norm has a name of its own, and it is attention's. */
+static void norms(maker *k, const mr_layer *y) {
+  const mr_config *c = &k->p->m->c;
+  bool second = c->arch.parallel && y->ffn_norm && !strcmp(c->arch.name, "falcon");
+  const char *attn = second ? "attn_norm_2" : "attn_norm";
+  const char *ffn = second ? "attn_norm" : "ffn_norm";
+  vector(k, attn, ".weight", y->attn_norm, c->d_model);
+  vector(k, attn, ".bias", y->attn_norm_b, c->d_model);
+  vector(k, ffn, ".weight", y->ffn_norm, c->d_model);
+  vector(k, ffn, ".bias", y->ffn_norm_b, c->d_model);
+  vector(k, "post_attention_norm", ".weight", y->attn_post_norm, c->d_model);
+  vector(k, "post_ffw_norm", ".weight", y->ffn_post_norm, c->d_model);
+}
+
+static void positions(maker *k) {
+  const mr_model *m = k->p->m;
+  mr_out_tensor *t = m->position_embd ? add(k, MR_OUT_PLAIN, "position_embd", ".weight") : NULL;
+  if (!t)
+    return;
+  t->n_dims = 2;
+  t->dims[0] = m->c.d_model;
+  t->dims[1] = t->rows = m->c.context;
+  t->values = m->position_embd;
+}
+
+/* A directory: the tensors of the loaded model under GGUF's names. */
+static void from_model(maker *k) {
+  const mr_model *m = k->p->m;
+  bool tied = m->head.data == m->embed.data;
+  k->layer = -1;
+  matrix(k, "token_embd", &m->embed, false);
+  if (tied && !k->failed)
+    k->p->t[k->p->n - 1].kind = MR_OUT_HEAD;
+  vector(k, "output_norm", ".weight", m->out_norm, m->c.d_model);
+  vector(k, "output_norm", ".bias", m->out_norm_b, m->c.d_model);
+  if (!tied) {
+    size_t at = k->p->n;
+    matrix(k, "output", &m->head, false);
+    if (!k->failed)
+      k->p->t[at].kind = MR_OUT_HEAD;
+  }
+  positions(k);
+  vector(k, "rope_freqs", ".weight", m->rope_freqs, m->c.rope_dims / 2);
+  for (int i = 0; i < m->c.n_layers && !k->failed; i++) {
+    const mr_layer *y = &m->layers[i];
+    k->layer = i;
+    norms(k, y);
+    attention(k, y);
+    mlp(k, y);
+  }
+}
+
+/* ------------------------------------------------------------------ GGUF files */
+
+static bool ends_with(const char *s, const char *end) {
+  size_t n = strlen(s), m = strlen(end);
+  return n >= m && !strcmp(s + n - m, end);
+}
+
+/* Small and sensitive tensors stay as they are. */
+static mr_out_kind kind_of(const mr_model *m, const mr_out_tensor *t) {
+  static const char *const plain[] = {"norm", "ffn_gate_inp", "position_embd", "rope_"};
+  if (t->n_dims < 2 || !ends_with(t->name, ".weight"))
+    return MR_OUT_PLAIN;
+  for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
+    if (strstr(t->name, plain[i]))
+      return MR_OUT_PLAIN;
+  bool tied = m->head.data == m->embed.data;
+  return !strcmp(t->name, tied ? "token_embd.weight" : "output.weight") ? MR_OUT_HEAD
+                                                                        : MR_OUT_MATRIX;
+}
+
+static void from_gguf(maker *k) {
+  const mr_model *m = k->p->m;
+  k->layer = -1;
+  for (size_t i = 0; i < mr_gguf_n_tensors(m->gguf); i++) {
+    const mr_gguf_tensor *raw = mr_gguf_tensor_at(m->gguf, i);
+    mr_out_tensor *t = add(k, MR_OUT_PLAIN, "", "");
+    if (!t)
+      return;
+    size_t n = raw->name.len < sizeof t->name ? raw->name.len : sizeof t->name - 1;
+    memcpy(t->name, raw->name.s, n);
+    t->name[n] = 0;
+    t->raw = raw;
+    t->dtype = raw->dtype;
+    t->n_dims = raw->n_dims;
+    memcpy(t->dims, raw->dims, sizeof t->dims);
+    t->rows = t->dims[1] * t->dims[2] * t->dims[3];
+    t->kind = mr_dtype_get(raw->dtype)->to_f32 ? kind_of(m, t) : MR_OUT_PLAIN;
+  }
+}
+
+/* ------------------------------------------------------------------ the plan */
+
+mr_code mr_out_plan_make(mr_out_plan *p, const mr_model *m, mr_err *err) {
+  maker k = {.p = p};
+  const mr_arch *a = mr_arch_find(m->c.arch.name);
+  *p = (mr_out_plan){.m = m};
+  if (m->gguf) {
+    from_gguf(&k);
+  } else if (!a) {
+    return mr_err_at(err, MR_E_UNAVAILABLE, m->weights->path, 0, -1,
+                     "architecture %s has no form in GGUF that this program knows", m->c.arch.name);
+  } else {
+    k.reorder = a->rope == MR_ROPE_INTERLEAVED && m->c.arch.rope == MR_ROPE_NEOX;
+    from_model(&k);
+  }
+  return k.failed ? no_memory(err) : MR_OK;
+}
+
+void mr_out_plan_free(mr_out_plan *p) {
+  for (size_t i = 0; i < p->n_own; i++)
+    mr_mem_free(p->own[i]);
+  mr_mem_free(p->own);
+  mr_mem_free(p->parts);
+  mr_mem_free(p->t);
+  *p = (mr_out_plan){0};
+}
+
+void mr_out_row(const mr_out_plan *p, const mr_out_tensor *t, int64_t row, float *dst) {
+  int64_t r = source_row(t->heads_of, t->rotated, row), n = t->dims[0];
+  if (t->raw) {
+    const mr_dtype_info *type = mr_dtype_get(t->raw->dtype);
+    type->to_f32(dst, t->raw->data + (uint64_t)r * mr_dtype_bytes(t->raw->dtype, (uint64_t)n), n);
+    return;
+  }
+  if (t->values) {
+    memcpy(dst, t->values + r * n, (size_t)n * sizeof *dst);
+    return;
+  }
+  const mr_matrix *const *w = p->parts + t->first;
+  for (; r >= (*w)->n; w++)
+    r -= (*w)->n;
+  mr_matrix_row(*w, r, dst);
+}
