@@ -76,10 +76,14 @@ const option mr_options[] = {
     {"kv-policy", 0, K_CHOICE, AT(kv_policy), 0, "auto|fewer|spill|recompute", RUN,
      "when memory for keys and values runs out: what costs least; fewer rows at once; to disk and "
      "back; compute again"},
-    {"kv-type", 0, K_CHOICE, AT(kv_type), 0, "f32|f16", RUN,
-     "type of keys and values (f16, and f32 with --compute exact)"},
+    {"kv-type", 0, K_CHOICE, AT(kv_type), 0, "f32|f16|bf16|int8|q4|fp8", RUN,
+     "type of keys and values (bf16 where the CPU has AMX, else f16; f32 with --compute exact)"},
     {"prefix-sharing", 0, K_CHOICE01, AT(no_prefix_sharing), 0, "on|off", RUN,
      "compute what prompts begin with alike once (on)"},
+    {"prefix-cache", 0, K_TEXT, AT(prefix_cache), 0, "DIR", RUN,
+     "keep shared beginnings of prompts for later runs, and take them from there (none)"},
+    {"prefix-cache-size", 0, K_SIZE, AT(prefix_cache_bytes), 0, "SIZE", RUN,
+     "what is kept there; the least recently used goes first (4GiB)"},
     {"level", 0, K_INT, AT(zstd_level), 1, "N", RUN | MERGE | SCORE,
      "compression level of the results (3)"},
     {"progress", 0, K_CHOICE, AT(progress), 0, "auto|none|line|bar|json", RUN,
@@ -116,8 +120,12 @@ const char *mr_option_name(const option *o, mr_command cmd) {
 }
 
 void mr_job_init(mr_job *j) {
-  *j = (mr_job){
-      .kv_type = -1, .until_min = -1, .created = -1, .max_line = 16u << 20, .zstd_level = 3};
+  *j = (mr_job){.kv_type = -1,
+                .until_min = -1,
+                .created = -1,
+                .max_line = 16u << 20,
+                .zstd_level = 3,
+                .prefix_cache_bytes = (uint64_t)4 << 30};
 }
 
 static void free_list(mr_list *l) {
@@ -144,6 +152,7 @@ void mr_job_free(mr_job *j) {
   mr_mem_free(j->device);
   mr_mem_free(j->metrics_file);
   mr_mem_free(j->spill_dir);
+  mr_mem_free(j->prefix_cache);
   free_list(&j->score.refs);
   mr_mem_free(j->score.ref_field);
   mr_mem_free(j->score.extract);

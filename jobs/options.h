@@ -58,7 +58,9 @@ typedef struct mr_job {
   uint64_t kv_disk;   /* bytes; 0: none */
   char *spill_dir;    /* or NULL */
   mr_kv_policy kv_policy;
-  int kv_type; /* mr_kv_type; -1: by the compute mode */
+  char *prefix_cache;          /* or NULL */
+  uint64_t prefix_cache_bytes; /* kept there */
+  int kv_type;                 /* mr_kv_type; -1: by the compute mode */
   bool no_prefix_sharing;
   int until_min;       /* minutes of the day; -1: none */
   double time_limit_s; /* 0: none */

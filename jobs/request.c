@@ -101,6 +101,7 @@ static mr_code fill(const mr_plan_record *rec, mr_request *req, mr_row_keep *kee
   if (!id || !mr_params_read(&p, params, NULL, MR_SHAPE_STORED, 0, &why))
     return mr_err_set(err, MR_E_DATA, "the plan is damaged: a row's parameters: %s", why.message);
   *req = (mr_request){.tag = rec->row,
+                      .row = rec->row,
                       .row_key = mr_hash_64(id, id_len),
                       .task = rec->e.kind == MR_ROW_SCORE ? MR_TASK_SCORE : MR_TASK_GENERATE,
                       .prompt = rec->prompt,

@@ -29,6 +29,7 @@ typedef struct mr_run {
   mr_commit *commit;
   mr_plan *plan;
   mr_shard *shard; /* NULL: the whole job */
+  mr_saved *saved; /* rows that the run before had begun, or NULL */
   mr_progress *progress;
   mr_progress_now now;
   mr_report report;

@@ -94,6 +94,7 @@ static mr_code identify(mr_run *r, mr_err *err) {
            MR_NUMERICS_VERSION, e->device, e->isa, e->scheme, e->kv_type);
   r->id.created = old ? old->created : r->job.created >= 0 ? r->job.created : mr_sys_now->wall_s();
   mr_code rc = hash_model(r, err);
+  r->engine_opts.model_digest = r->id.model_digest;
   json_t *options = rc ? NULL : mr_job_result_options(&r->job);
   /* It stands in the results of rows that name no model. */
   if (options &&

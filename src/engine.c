@@ -16,7 +16,6 @@
 
 static const char *const scheme_names[MR_SCHEMES] = {"f32", "bf16", "int8"};
 static const char *const policy_names[] = {"auto", "fewer", "spill", "recompute"};
-static const char *const kv_names[MR_KV_TYPES] = {"f32", "f16", "bf16", "int8", "q4", "fp8"};
 
 /* ---------------------------------------------------------------- the plan: sizes from options and
  * model */
@@ -95,13 +94,13 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
   if (type >= MR_KV_TYPES || !mr_kv_part_bytes((mr_kv_type)type, c->head_dim))
     return mr_err_set(err, MR_E_UNAVAILABLE,
                       "keys and values of type %s are not supported by this build; use f16 or f32",
-                      type < MR_KV_TYPES ? kv_names[type] : "?");
+                      type < MR_KV_TYPES ? mr_kv_type_name((mr_kv_type)type) : "?");
   size_t page = mr_kv_page_bytes(c, (mr_kv_type)type);
   *info = (mr_engine_info){
       .arch = c->arch.name,
       .isa = k->name,
       .scheme = scheme_names[scheme_of(o)],
-      .kv_type = kv_names[type],
+      .kv_type = mr_kv_type_name((mr_kv_type)type),
       .device = "cpu",
       .kv_policy = policy_names[o->kv_policy],
       .context = o->context > 0 && o->context < c->context ? o->context : c->context,
@@ -233,8 +232,12 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   if (rc)
     return rc;
   e->policy = o->kv_policy;
+  e->saved = o->saved;
   e->window = window_of(&e->model->c);
   e->info.packed_bytes = e->model->packed_bytes + (e->lora ? e->lora->bytes : 0);
+  rc = mr_engine_open_store(e, o, err);
+  if (rc)
+    return rc;
   size_t rows = LOGIT_BYTES / ((size_t)e->info.n_vocab * sizeof(float));
   e->max_logits = rows < 1                                 ? 1
                   : rows < (size_t)e->info.max_step_tokens ? (int)rows
@@ -280,6 +283,8 @@ void mr_engine_close(mr_engine *e) {
   free_list(e, e->finished);
   mr_forward_close(e->forward);
   mr_prefix_close(e->prefix);
+  mr_prefixstore_close(e->store);
+  mr_mem_free(e->stored_page);
   mr_kvtier_close(e->tier);
   mr_kv_close(e->kv);
   mr_pool_free(e->pool);
@@ -313,5 +318,11 @@ void mr_engine_stats_get(const mr_engine *e, mr_engine_stats *out) {
   out->kv_fetch_bytes = kv.fetch_bytes;
   out->kv_failures = kv.failures;
   out->kv_stall_s = kv.stall_s;
+  mr_prefixstore_stats store = {0};
+  if (e->store)
+    mr_prefixstore_stats_get(e->store, &store);
+  out->cache_read_bytes = store.read_bytes;
+  out->cache_written_bytes = store.written_bytes;
+  out->cache_bad = store.bad;
   out->kv_pages_used = (uint64_t)mr_engine_used_pages(e);
 }

@@ -321,7 +321,7 @@ mr_code mr_engine_admit(mr_engine *e, const mr_request *r, mr_err *err) {
   f->result->admitted_s = mr_sys_seconds();
   *e->flights_end = f;
   e->flights_end = &f->next;
-  return MR_OK;
+  return e->saved ? mr_flight_resume(e, f, err) : MR_OK;
 }
 
 int mr_engine_active(const mr_engine *e) {

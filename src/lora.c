@@ -36,9 +36,11 @@ mr_code mr_lora_new(mr_lora **out, mr_model *m, int n, const mr_kernels *k, mr_s
     l->scheme = scheme;
     l->pack = pack;
     l->embed = mr_lora_block(&l->kept, (size_t)n, sizeof *l->embed);
+    l->keys = mr_lora_block(&l->kept, (size_t)n, sizeof *l->keys);
     m->lora = l;
   }
-  return l && l->embed ? MR_OK : mr_err_set(err, MR_E_NOMEM, "no memory for %d adapters", n);
+  return l && l->embed && l->keys ? MR_OK
+                                  : mr_err_set(err, MR_E_NOMEM, "no memory for %d adapters", n);
 }
 
 /* ------------------------------------------------------------------ every matrix */
@@ -158,6 +160,11 @@ mr_code mr_lora_add(mr_lora *l, int i, const char *name, const char *dir, mr_err
   mr_code rc = mr_lora_load(l, i, name, dir, err);
   if (!rc && !each_group(l, pack_group, i))
     rc = mr_err_at(err, MR_E_NOMEM, dir, 0, -1, "no memory for adapter %.64s", name);
+  char hex[MR_HASH_HEX];
+  if (!rc && l->pack)
+    rc = mr_lora_digest(dir, hex, err);
+  if (!rc && l->pack)
+    l->keys[i] = mr_hash_64(hex, sizeof hex);
   const mr_lora_embed *e = &l->embed[i];
   l->bytes += (uint64_t)e->rank * (uint64_t)(l->m->c.n_vocab + l->m->c.d_model) * sizeof(float);
   free_blocks(&l->raw);

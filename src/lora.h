@@ -61,6 +61,7 @@ struct mr_lora {
   int widest;               /* k of any down */
   bool experts;             /* some adapter changes experts */
   mr_lora_embed *embed;     /* [n] */
+  uint64_t *keys;           /* [n] digests of the adapters' files */
   uint64_t bytes;           /* of panels and embeddings */
   mr_lora_blocks kept, raw; /* raw: while an adapter is loaded */
 };

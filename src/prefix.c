@@ -24,6 +24,9 @@ typedef struct node {
   int32_t refs; /* requests */
   int32_t tree;
   int32_t slot_next; /* of the hash table */
+  bool shared;       /* more than one request had it */
+  bool looked;       /* for it in the store */
+  bool stored;       /* it is there */
   int32_t tokens[MR_KV_BLOCK];
 } node;
 
@@ -37,6 +40,10 @@ struct mr_prefix {
   int32_t idle_first, idle_last;
   int n_nodes, n_held, n_idle;
   int64_t roomed; /* nodes that live requests may make */
+  mr_prefix_keep keep;
+  void *keep_ctx;
+  int32_t *tokens; /* for keep; grown */
+  size_t cap_tokens;
 };
 
 /* ---------------------------------------------------------------- memory */
@@ -102,7 +109,9 @@ mr_code mr_prefix_open(mr_prefix **out, mr_kv *kv, mr_err *err) {
 void mr_prefix_close(mr_prefix *p) {
   if (!p)
     return;
+  p->keep = NULL;
   mr_prefix_evict(p, p->n_idle);
+  mr_mem_free(p->tokens);
   mr_mem_free(p->nodes);
   mr_mem_free(p->slots);
   mr_mem_free(p);
@@ -225,7 +234,9 @@ void mr_prefix_acquire(mr_prefix *p, int tree, const int32_t *tokens, int n, int
     int32_t at = find(p, tree, parent, block, hash);
     if (at == NONE)
       at = make(p, tree, parent, block, hash);
-    else if (p->nodes[at].refs == 0)
+    else
+      p->nodes[at].shared = true;
+    if (p->nodes[at].refs == 0 && p->nodes[at].page != NONE)
       idle_remove(p, at);
     p->n_held += p->nodes[at].refs++ == 0;
     chain[i] = parent = at;
@@ -291,11 +302,59 @@ int mr_prefix_partial(const mr_prefix *p, int tree, int32_t parent, const int32_
   return best;
 }
 
+/* ---------------------------------------------------------------- what outlasts the run */
+
+bool mr_prefix_first_look(mr_prefix *p, int32_t at) {
+  bool first = !p->nodes[at].looked;
+  p->nodes[at].looked = true;
+  return first;
+}
+
+void mr_prefix_came_from_store(mr_prefix *p, int32_t at) {
+  p->nodes[at].stored = true;
+}
+
+void mr_prefix_on_evict(mr_prefix *p, mr_prefix_keep keep, void *ctx) {
+  p->keep = keep;
+  p->keep_ctx = ctx;
+}
+
+static bool keep_node(mr_prefix *p, int32_t at) {
+  int depth = 0, i;
+  if (!p->keep || !p->nodes[at].shared || p->nodes[at].stored || p->nodes[at].page == NONE)
+    return true;
+  for (int32_t up = at; up != NONE; up = p->nodes[up].parent)
+    depth++;
+  if (!mr_mem_grow((void **)&p->tokens, &p->cap_tokens, (size_t)depth * MR_KV_BLOCK,
+                   sizeof *p->tokens))
+    return false;
+  i = depth;
+  for (int32_t up = at; up != NONE; up = p->nodes[up].parent)
+    memcpy(p->tokens + (size_t)--i * MR_KV_BLOCK, p->nodes[up].tokens, sizeof p->nodes[up].tokens);
+  p->nodes[at].stored = true;
+  return p->keep(p->keep_ctx, p->nodes[at].tree, p->tokens, depth * MR_KV_BLOCK, p->nodes[at].page);
+}
+
+/* Parents before their children. */
+void mr_prefix_keep_all(mr_prefix *p) {
+  int32_t at = p->root_child;
+  while (at != NONE && keep_node(p, at)) {
+    if (p->nodes[at].first_child != NONE) {
+      at = p->nodes[at].first_child;
+      continue;
+    }
+    while (at != NONE && p->nodes[at].next == NONE)
+      at = p->nodes[at].parent;
+    at = at == NONE ? NONE : p->nodes[at].next;
+  }
+}
+
 int mr_prefix_evict(mr_prefix *p, int n) {
   int done = 0;
   for (; done < n && p->idle_first != NONE; done++) {
     int32_t at = p->idle_first;
     idle_remove(p, at);
+    keep_node(p, at);
     mr_kv_page_drop(p->kv, p->nodes[at].page);
     discard(p, at);
   }

@@ -52,6 +52,18 @@ int32_t mr_prefix_publish(mr_prefix *p, int32_t node, int32_t page, uint64_t age
 int mr_prefix_partial(const mr_prefix *p, int tree, int32_t parent, const int32_t *tokens, int n,
                       int32_t *page);
 
+/* A node that was not computed yet: whether this is the first time that anybody asks. */
+bool mr_prefix_first_look(mr_prefix *p, int32_t node);
+/* The node's page came from a store, and need not go there. */
+void mr_prefix_came_from_store(mr_prefix *p, int32_t node);
+
+/* Calls keep(ctx, tree, tokens, n, page) for a computed block that more than one request had, with
+ * all tokens up to its end: when it is evicted, and with mr_prefix_keep_all, in which a block comes
+ * after those before it, and which ends early when keep returns false. */
+typedef bool (*mr_prefix_keep)(void *ctx, int tree, const int32_t *tokens, int n, int32_t page);
+void mr_prefix_on_evict(mr_prefix *p, mr_prefix_keep keep, void *ctx);
+void mr_prefix_keep_all(mr_prefix *p);
+
 /* Gives back up to n pages that no request holds; returns how many. */
 int mr_prefix_evict(mr_prefix *p, int n);
 /* How many of a chain's first n nodes other requests hold, too. */
