@@ -3,7 +3,9 @@
 #include "jobs/options.h"
 
 bool mr_job_has_score(const mr_job *j) {
-  return j->score.refs.n || j->score.metrics || j->score.ref_field || j->score.by;
+  const mr_score_opts *o = &j->score;
+  return o->refs.n || o->metrics || o->ref_field || o->by || o->extract || o->extract_last ||
+         o->ignore || o->outputs || o->skip_missing;
 }
 
 int mr_job_status(const mr_job *j, uint64_t rows, uint64_t failed) {
