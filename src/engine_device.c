@@ -43,6 +43,9 @@ mr_code mr_engine_device_open(mr_engine_device *d, const mr_engine_opts *o, mr_e
       return mr_err_set(err, MR_E_USAGE, "--device-memory is for GPUs: name one with --device");
     return MR_OK;
   }
+  if (o->n_adapters > 0)
+    return mr_err_set(err, MR_E_UNAVAILABLE,
+                      "--lora is not supported on device %s yet; use --device cpu", o->device);
   mr_code rc = mr_device_open(&d->dev, o->device, o->device_memory, err);
   if (!rc)
     rc = mr_device_fail(d->dev, d->dev->ops->stream_new(d->dev, &d->stream), err);

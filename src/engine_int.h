@@ -23,6 +23,7 @@
 #include "src/engine.h"
 #include "src/engine_device.h"
 #include "src/forward.h"
+#include "src/lora.h"
 #include "src/prefix.h"
 #include "src/prefixstore.h"
 #include "src/sequence.h"
@@ -81,6 +82,7 @@ typedef struct mr_run_owner {
 struct mr_engine {
   mr_engine_info info;
   mr_model *model;
+  mr_lora *lora; /* its adapters; NULL: none */
   const mr_kernels *k;
   mr_pool *pool;
   mr_engine_device device;
