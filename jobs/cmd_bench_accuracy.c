@@ -36,13 +36,13 @@ typedef struct tally {
   int same, next;     /* same first choice; tokens with a next one */
 } tally;
 
-static mr_code side_open(side *s, const char *path, bool exact, const mr_kernels *k, mr_pool *pool,
-                         mr_err *err) {
+static mr_code side_open(side *s, const char *path, mr_scheme scheme, mr_kv_type type,
+                         const mr_kernels *k, mr_pool *pool, mr_err *err) {
   mr_code rc = mr_model_open(&s->m, path, err);
   if (!rc)
-    rc = mr_model_pack(s->m, k, exact ? MR_SCHEME_F32 : MR_SCHEME_I8, pool, err);
+    rc = mr_model_pack(s->m, k, scheme, pool, err);
   if (!rc)
-    rc = mr_kv_open(&s->kv, &s->m->c, exact ? MR_KV_F32 : k->kv_type, WINDOW / MR_KV_BLOCK, err);
+    rc = mr_kv_open(&s->kv, &s->m->c, type, WINDOW / MR_KV_BLOCK, err);
   if (!rc)
     rc = mr_forward_open(&s->f, s->m, k, pool, s->kv, STEP, STEP, err);
   if (!rc)
@@ -190,15 +190,19 @@ static mr_code run_files(side s[2], const mr_kernels *k, const mr_vocab *v, char
   return rc;
 }
 
-mr_code mr_bench_accuracy(const char *model, int threads, char **files, int n, bool json,
-                          mr_err *err) {
+mr_code mr_bench_accuracy(const char *model, int threads, mr_compute compute, int kv_type,
+                          char **files, int n, bool json, mr_err *err) {
   const mr_kernels *k = mr_kernels_best();
   side s[2] = {0};
   mr_vocab *v = NULL;
   mr_pool *pool = mr_pool_new(threads > 0 ? threads : mr_pool_cpus(), 0);
   mr_code rc = pool ? MR_OK : mr_err_set(err, MR_E_UNAVAILABLE, "the threads could not be had");
-  for (int i = 0; i < 2 && !rc; i++)
-    rc = side_open(&s[i], model, i == 0, k, pool, err);
+  bool exact = compute == MR_COMPUTE_EXACT;
+  mr_kv_type type = kv_type >= 0 ? (mr_kv_type)kv_type : exact ? MR_KV_F32 : k->kv_type;
+  if (!rc)
+    rc = side_open(&s[0], model, MR_SCHEME_F32, MR_KV_F32, k, pool, err);
+  if (!rc)
+    rc = side_open(&s[1], model, exact ? MR_SCHEME_F32 : MR_SCHEME_I8, type, k, pool, err);
   if (!rc)
     rc = mr_vocab_open(&v, s[0].m->gguf, err);
   if (!rc)

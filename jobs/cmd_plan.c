@@ -12,6 +12,7 @@
 #include "jobs/forecast.h"
 #include "jobs/preflight.h"
 #include "jobs/rundir.h"
+#include "jobs/score.h"
 #include "jobs/signals.h"
 
 #define BAD_SHOWN 20
@@ -290,9 +291,19 @@ static mr_code print_text(const planned *p, mr_err *err) {
 
 /* ------------------------------------------------------------------ the command */
 
+/* What a run would be told about its references. */
+static mr_code check_score(const mr_job *j, mr_err *err) {
+  mr_score *s = NULL;
+  mr_code rc = mr_job_has_score(j) ? mr_score_open(&s, &j->score, err) : MR_OK;
+  mr_score_close(s);
+  return rc;
+}
+
 static mr_code plan_job(planned *p, mr_err *err) {
   mr_job_engine_opts(&p->job, &p->opts);
-  mr_code rc = mr_prompter_open(&p->prompter, p->job.model, err);
+  mr_code rc = check_score(&p->job, err);
+  if (rc == MR_OK)
+    rc = mr_prompter_open(&p->prompter, p->job.model, err);
   if (rc == MR_OK)
     rc = mr_engine_estimate(&p->opts, &p->info, err);
   if (rc == MR_OK)

@@ -73,8 +73,8 @@ const option mr_options[] = {
     {"kv-policy", 0, K_CHOICE, AT(kv_policy), 0, "auto|fewer|spill|recompute", RUN,
      "when memory for keys and values runs out: what costs least; fewer rows at once; to disk and "
      "back; compute again"},
-    {"kv-type", 0, K_CHOICE, AT(kv_type), 0, "f32|f16", RUN,
-     "type of keys and values (f16, and f32 with --compute exact)"},
+    {"kv-type", 0, K_CHOICE, AT(kv_type), 0, "f32|f16|bf16|int8|q4|fp8", RUN,
+     "type of keys and values (bf16 where the CPU has AMX, else f16; f32 with --compute exact)"},
     {"prefix-sharing", 0, K_CHOICE01, AT(no_prefix_sharing), 0, "on|off", RUN,
      "compute what prompts begin with alike once (on)"},
     {"prefix-cache", 0, K_TEXT, AT(prefix_cache), 0, "DIR", RUN,
@@ -682,6 +682,24 @@ static mr_code word_is_output(mr_job *j, mr_err *err) {
   return rc;
 }
 
+/* A run may be resumed, and then needs its references again; standard input is read once. */
+static mr_code check_score(const mr_job *j, mr_command cmd, mr_err *err) {
+  bool refs = false, inputs = false;
+  for (int i = 0; i < j->score.refs.n; i++)
+    refs |= !strcmp(j->score.refs.s[i], "-");
+  for (int i = 0; i < j->n_inputs; i++)
+    inputs |= !strcmp(j->inputs[i], "-");
+  if (refs && cmd != MR_CMD_SCORE)
+    return mr_err_set(err, MR_E_USAGE, "references of a job cannot come from standard input");
+  if (refs && inputs)
+    return mr_err_set(err, MR_E_USAGE,
+                      "standard input cannot be the results and the references at once");
+  if (cmd == MR_CMD_RUN && j->format == MR_OUT_STDOUT && mr_job_has_score(j))
+    return mr_err_set(err, MR_E_USAGE,
+                      "results on standard output cannot be scored: name a file with -o");
+  return MR_OK;
+}
+
 static mr_code check_whole(mr_job *j, mr_command cmd, mr_err *err) {
   mr_code rc = MR_OK;
   if (cmd == MR_CMD_STATUS || cmd == MR_CMD_CHECK) {
@@ -701,9 +719,8 @@ static mr_code check_whole(mr_job *j, mr_command cmd, mr_err *err) {
   }
   if (rc == MR_OK && j->output)
     rc = mr_outname_set(j, err);
-  if (rc == MR_OK && cmd == MR_CMD_RUN && j->format == MR_OUT_STDOUT && mr_job_has_score(j))
-    rc = mr_err_set(err, MR_E_USAGE,
-                    "results on standard output cannot be scored: name a file with -o");
+  if (rc == MR_OK)
+    rc = check_score(j, cmd, err);
   if (rc == MR_OK && j->zstd_level > 19)
     rc = mr_err_set(err, MR_E_USAGE, "--level %d: the highest level is 19", j->zstd_level);
   return rc;

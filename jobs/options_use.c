@@ -3,7 +3,9 @@
 #include "jobs/options.h"
 
 bool mr_job_has_score(const mr_job *j) {
-  return j->score.refs.n || j->score.metrics || j->score.ref_field || j->score.by;
+  const mr_score_opts *o = &j->score;
+  return o->refs.n || o->metrics || o->ref_field || o->by || o->extract || o->extract_last ||
+         o->ignore || o->outputs || o->skip_missing;
 }
 
 int mr_job_status(const mr_job *j, uint64_t rows, uint64_t failed) {
@@ -31,7 +33,6 @@ void mr_job_engine_opts(const mr_job *j, mr_engine_opts *o) {
 }
 
 json_t *mr_job_result_options(const mr_job *j) {
-  static const char *const kv[] = {"f32", "f16"};
   json_t *o = json_object();
   if (!o)
     return NULL;
@@ -43,7 +44,8 @@ json_t *mr_job_result_options(const mr_job *j) {
   bad |= json_object_set_new(o, "duplicates",
                              json_string(j->duplicates == MR_DUP_REFUSE ? "refuse" : "error-row"));
   bad |= json_object_set_new(o, "keep-prompt", json_boolean(j->keep_prompt));
-  bad |= json_object_set_new(o, "kv-type", json_string(j->kv_type < 0 ? "auto" : kv[j->kv_type]));
+  const char *kv = j->kv_type < 0 ? "auto" : mr_kv_type_name((mr_kv_type)j->kv_type);
+  bad |= json_object_set_new(o, "kv-type", json_string(kv));
   bad |= json_object_set_new(
       o, "long-prompt",
       json_string(j->long_prompt == MR_LONG_TRUNCATE_LEFT ? "truncate-left" : "error"));

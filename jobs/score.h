@@ -56,7 +56,7 @@ void mr_score_close(mr_score *s); /* NULL is fine */
 
 const mr_score_counts *mr_score_counts_get(const mr_score *s);
 /* A metric of all rows; n 0 where it was not asked for, or no row has it. */
-mr_estimate mr_score_estimate(const mr_score *s, mr_metric m);
+mr_mean mr_score_estimate(const mr_score *s, mr_metric m);
 /* Whether rows are missing on either side: predictions that count, references. */
 uint64_t mr_score_incomplete(const mr_score *s);
 

@@ -16,7 +16,6 @@
 
 static const char *const scheme_names[MR_SCHEMES] = {"f32", "bf16", "int8"};
 static const char *const policy_names[] = {"auto", "fewer", "spill", "recompute"};
-static const char *const kv_names[MR_KV_TYPES] = {"f32", "f16", "bf16", "int8", "q4", "fp8"};
 
 /* ---------------------------------------------------------------- the plan: sizes from options and
  * model */
@@ -92,13 +91,13 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
   if (type >= MR_KV_TYPES || !mr_kv_part_bytes((mr_kv_type)type, c->head_dim))
     return mr_err_set(err, MR_E_UNAVAILABLE,
                       "keys and values of type %s are not supported by this build; use f16 or f32",
-                      type < MR_KV_TYPES ? kv_names[type] : "?");
+                      type < MR_KV_TYPES ? mr_kv_type_name((mr_kv_type)type) : "?");
   size_t page = mr_kv_page_bytes(c, (mr_kv_type)type);
   *info = (mr_engine_info){
       .arch = c->arch.name,
       .isa = k->name,
       .scheme = scheme_names[scheme_of(o)],
-      .kv_type = kv_names[type],
+      .kv_type = mr_kv_type_name((mr_kv_type)type),
       .device = "cpu",
       .kv_policy = policy_names[o->kv_policy],
       .context = o->context > 0 && o->context < c->context ? o->context : c->context,
