@@ -209,6 +209,7 @@ static mr_code print_json(const planned *p, mr_err *err) {
                  p->job.shard.index, p->job.shard.of, mr_plan_rows(p->plan));
   add_int(&t, "input_files", p->stats.files);
   add_int(&t, "input_bytes", p->stats.input_bytes);
+  add_int(&t, "adapters", (uint64_t)p->job.n_adapters);
   add_int(&t, "prompt_tokens", p->prompt_tokens);
   add_int(&t, "shared_prefix_tokens", p->forecast.shared_tokens);
   add_int(&t, "output_tokens_max", p->output_tokens);
@@ -277,6 +278,8 @@ static mr_code print_text(const planned *p, mr_err *err) {
   printf("output tokens     %" PRIu64 " at most\n", p->output_tokens);
   printf("weights           %.0f MiB packed (%s)\n", (double)p->info.packed_bytes / mib,
          p->info.scheme);
+  if (p->job.n_adapters)
+    printf("adapters          %d\n", p->job.n_adapters);
   printf("keys and values   %" PRIu64 " bytes a token (%s), %.0f MiB for %" PRIu64 " tokens\n",
          p->info.kv_bytes_per_token, p->info.kv_type, (double)p->info.kv_memory / mib,
          p->info.kv_tokens);

@@ -22,11 +22,13 @@ typedef struct walk {
 /* Tokens in blocks that an earlier prompt began with too. Each block's hash covers all before it,
  * so equal hashes are equal beginnings. The last token is always computed: its logits are needed.
  */
-static mr_code count_prompt(walk *w, const int32_t *ids, int n, int *shared) {
+static mr_code count_prompt(walk *w, const mr_plan_record *rec, int *shared) {
+  const int32_t *ids = rec->prompt;
+  int n = rec->e.n_prompt;
   struct {
     uint64_t before;
     int32_t ids[MR_KV_BLOCK];
-  } block = {0};
+  } block = {rec->e.adapter, {0}};
   *shared = 0;
   for (int at = 0; at + MR_KV_BLOCK < n; at += MR_KV_BLOCK) {
     memcpy(block.ids, ids + at, sizeof block.ids);
@@ -62,7 +64,7 @@ static mr_code read_row(walk *w, uint64_t row, const mr_plan_entry *e, mr_sim_ro
     mr_code rc = mr_plan_read(w->p, row, &rec, w->err);
     if (rc != MR_OK)
       return rc;
-    rc = count_prompt(w, rec.prompt, rec.e.n_prompt, &shared);
+    rc = count_prompt(w, &rec, &shared);
     mr_plan_record_free(&rec);
     if (rc != MR_OK)
       return rc;
