@@ -105,12 +105,14 @@ typedef struct walk {
 /* Tokens in blocks that an earlier prompt began with too. Each block's hash covers all before it,
  * so equal hashes are equal beginnings. The last token is always computed: its logits are needed.
  */
-static mr_code count_prompt(planned *p, mr_idset *seen, const int32_t *ids, int n, int *shared,
+static mr_code count_prompt(planned *p, mr_idset *seen, const mr_plan_record *rec, int *shared,
                             mr_err *err) {
+  const int32_t *ids = rec->prompt;
+  int n = rec->e.n_prompt;
   struct {
     uint64_t before;
     int32_t ids[SHARED_BLOCK];
-  } block = {0};
+  } block = {rec->e.adapter, {0}};
   *shared = 0;
   for (int at = 0; at + SHARED_BLOCK < n; at += SHARED_BLOCK) {
     memcpy(block.ids, ids + at, sizeof block.ids);
@@ -137,7 +139,7 @@ static mr_code read_row(walk *w, uint64_t row, const mr_plan_entry *e, mr_sim_ro
     mr_code rc = mr_plan_read(w->p->plan, row, &rec, w->err);
     if (rc != MR_OK)
       return rc;
-    rc = count_prompt(w->p, &w->seen, rec.prompt, rec.e.n_prompt, &shared, w->err);
+    rc = count_prompt(w->p, &w->seen, &rec, &shared, w->err);
     mr_plan_record_free(&rec);
     if (rc != MR_OK)
       return rc;
@@ -250,6 +252,7 @@ static mr_code print_json(const planned *p, mr_err *err) {
                  p->job.shard.index, p->job.shard.of, mr_plan_rows(p->plan));
   add_int(&t, "input_files", p->stats.files);
   add_int(&t, "input_bytes", p->stats.input_bytes);
+  add_int(&t, "adapters", (uint64_t)p->job.n_adapters);
   add_int(&t, "prompt_tokens", p->prompt_tokens);
   add_int(&t, "shared_prefix_tokens", p->shared_tokens);
   add_int(&t, "output_tokens_max", p->output_tokens);
@@ -311,6 +314,8 @@ static mr_code print_text(const planned *p, mr_err *err) {
   printf("output tokens     %" PRIu64 " at most\n", p->output_tokens);
   printf("weights           %.0f MiB packed (%s)\n", (double)p->info.packed_bytes / mib,
          p->info.scheme);
+  if (p->job.n_adapters)
+    printf("adapters          %d\n", p->job.n_adapters);
   printf("keys and values   %" PRIu64 " bytes a token (%s), %.0f MiB for %" PRIu64 " tokens\n",
          p->info.kv_bytes_per_token, p->info.kv_type, (double)p->info.kv_memory / mib,
          p->info.kv_tokens);

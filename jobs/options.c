@@ -8,6 +8,7 @@
 
 #include "io/json.h"
 #include "io/mem.h"
+#include "jobs/adapters.h"
 #include "jobs/options_int.h"
 #include "jobs/outname.h"
 #include "jobs/params.h"
@@ -22,6 +23,8 @@
 
 const option mr_options[] = {
     {"model", 'm', K_TEXT, AT(model), 0, "FILE", RUN, "the model (GGUF)"},
+    {"lora", 0, K_ADAPTER, 0, 0, "NAME=DIR", RUN,
+     "a PEFT adapter for the rows whose model is NAME; may be given again"},
     {"output", 'o', K_TEXT, AT(output), 0, "OUT", RUN | MERGE,
      "results: OUT.jsonl.zst (or .jsonl, .jsonl.gz), or - for standard output"},
     {"output", 'o', K_TEXT, AT(output), 0, "OUT", SCORE,
@@ -140,6 +143,7 @@ static void free_inputs(mr_job *j) {
 }
 
 void mr_job_free(mr_job *j) {
+  mr_adapters_free(j);
   free_inputs(j);
   mr_mem_free(j->job_file);
   mr_mem_free(j->model);
@@ -159,13 +163,7 @@ void mr_job_free(mr_job *j) {
 
 /* ------------------------------------------------------------------ setting one option */
 
-/* Where a value came from: the code of its errors, and how its option is written. */
-typedef struct origin {
-  mr_code code;
-  const char *prefix; /* "--" or "" */
-  const char *file;   /* JOB.json, or NULL */
-  mr_command cmd;
-} origin;
+typedef mr_option_origin origin;
 
 static mr_code no_memory(mr_err *err) {
   return mr_err_set(err, MR_E_NOMEM, "out of memory for the options");
@@ -468,6 +466,8 @@ static mr_code file_value(mr_job *j, const option *o, const json_t *v, const ori
   if (o->kind == K_DEFAULTS)
     return json_is_string(v) ? set_defaults_text(j, json_string_value(v), from, err)
                              : set_defaults(j, v, from, err);
+  if (o->kind == K_ADAPTER)
+    return mr_adapters_put_json(j, v, from, err);
   if (o->kind == K_PARAM)
     return set_param(j, o, json_incref((json_t *)(uintptr_t)v), from, err);
   if ((o->kind == K_LIST || o->kind == K_NAMES) && json_array_size(v))
@@ -658,6 +658,8 @@ static mr_code set_from_args(mr_job *j, mr_command cmd, int argc, char **argv, m
       *(bool *)(void *)((char *)j + o->at) = true;
     } else if (o->kind == K_DEFAULTS) {
       rc = set_defaults_text(j, value, &from, err);
+    } else if (o->kind == K_ADAPTER) {
+      rc = mr_adapters_put(j, value, &from, err);
     } else if (o->kind == K_PARAM) {
       rc = set_param_text(j, o, value, &stop_given, &from, err);
     } else {

@@ -29,6 +29,8 @@ void mr_job_engine_opts(const mr_job *j, mr_engine_opts *o) {
                         .prefix_cache_bytes = j->prefix_cache_bytes,
                         .kv_type = j->kv_type,
                         .context = j->context,
+                        .adapters = j->adapters,
+                        .n_adapters = j->n_adapters,
                         .no_prefix_sharing = j->no_prefix_sharing};
 }
 

@@ -2,9 +2,10 @@
  *
  * Rows whose prompts begin alike are admitted one after the other, depth first (those that begin
  * alike for 1 block of MR_KV_BLOCK tokens, inside these for 2, 4, 8 ... blocks), so that what they
- * share is computed once and its pages are not kept longer than needed. Between groups, and inside
- * the last ones: long rows first (expected tokens = prompt + output at most; a group counts as its
- * longest row), so that the tail is short.
+ * share is computed once and its pages are not kept longer than needed. Where rows have different
+ * adapters, those of one adapter come one after the other before all that. Between groups, and
+ * inside the last ones: long rows first (expected tokens = prompt + output at most; a group counts
+ * as its longest row), so that the tail is short.
  *
  * Memory does not grow with the rows: they are sorted out of core (io/sorter.h), one level of
  * blocks after the other, and the order is read from a file without a name. Prompts are read from

@@ -39,6 +39,9 @@ static mr_scheme scheme_of(const mr_engine_opts *o) {
   return o->compute == MR_COMPUTE_EXACT ? MR_SCHEME_F32 : MR_SCHEME_I8;
 }
 
+/* Their arithmetic is small beside the base's: float32 in both modes. */
+static const mr_scheme lora_scheme = MR_SCHEME_F32;
+
 static int kv_type_of(const mr_engine_opts *o) {
   if (o->kv_type >= 0)
     return o->kv_type;
@@ -106,7 +109,8 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
       .threads = o->threads > 0 ? o->threads : mr_pool_cpus(),
       .n_params = m->n_params,
       .weight_bytes = mr_weights_bytes(m->weights),
-      .packed_bytes = model_packed_bytes(&k->gemm[scheme_of(o)], m),
+      .packed_bytes =
+          model_packed_bytes(&k->gemm[scheme_of(o)], m) + (m->lora ? m->lora->bytes : 0),
       .kv_bytes_per_token = mr_kv_token_bytes(c, (mr_kv_type)type),
       .flops_per_prompt_token = mr_model_layer_flops(m),
       .flops_per_output_token = mr_model_layer_flops(m) + mr_model_head_flops(m),
@@ -124,9 +128,21 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
   return MR_OK;
 }
 
+/* Checks the adapters against the model; packs them, or counts their bytes. */
+static mr_code open_adapters(mr_lora **out, const mr_engine_opts *o, mr_model *m,
+                             const mr_kernels *k, bool pack, mr_err *err) {
+  if (o->n_adapters < 1)
+    return MR_OK;
+  mr_code rc = mr_lora_new(out, m, o->n_adapters, k, lora_scheme, pack, err);
+  for (int i = 0; i < o->n_adapters && !rc; i++)
+    rc = mr_lora_add(*out, i, o->adapters[i].name, o->adapters[i].dir, err);
+  return rc;
+}
+
 mr_code mr_engine_estimate(const mr_engine_opts *opts, mr_engine_info *info, mr_err *err) {
   const mr_kernels *k;
   mr_model *m = NULL;
+  mr_lora *lora = NULL;
   int pages;
   mr_code rc = check_device(opts->device, err);
   if (!rc)
@@ -134,7 +150,10 @@ mr_code mr_engine_estimate(const mr_engine_opts *opts, mr_engine_info *info, mr_
   if (!rc)
     rc = mr_model_open(&m, opts->model_path, err);
   if (!rc)
+    rc = open_adapters(&lora, opts, m, k, false, err);
+  if (!rc)
     rc = plan(opts, k, m, info, &pages, err);
+  mr_lora_close(lora);
   mr_model_close(m); /* the architecture's name is the table's */
   return rc;
 }
@@ -196,6 +215,8 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   if (!rc)
     rc = mr_model_open(&e->model, o->model_path, err);
   if (!rc)
+    rc = open_adapters(&e->lora, o, e->model, e->k, true, err);
+  if (!rc)
     rc = plan(o, e->k, e->model, &e->info, &pages, err);
   if (!rc)
     rc = make_pool(e, o, err);
@@ -213,7 +234,7 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   e->policy = o->kv_policy;
   e->saved = o->saved;
   e->window = window_of(&e->model->c);
-  e->info.packed_bytes = e->model->packed_bytes;
+  e->info.packed_bytes = e->model->packed_bytes + (e->lora ? e->lora->bytes : 0);
   rc = mr_engine_open_store(e, o, err);
   if (rc)
     return rc;
@@ -267,6 +288,7 @@ void mr_engine_close(mr_engine *e) {
   mr_kvtier_close(e->tier);
   mr_kv_close(e->kv);
   mr_pool_free(e->pool);
+  mr_lora_close(e->lora);
   mr_model_close(e->model);
   mr_mem_free(e->ends);
   mr_mem_free(e->runs);

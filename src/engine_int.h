@@ -22,6 +22,7 @@
 #include "kernels/pool.h"
 #include "src/engine.h"
 #include "src/forward.h"
+#include "src/lora.h"
 #include "src/prefix.h"
 #include "src/prefixstore.h"
 #include "src/sequence.h"
@@ -80,6 +81,7 @@ typedef struct mr_run_owner {
 struct mr_engine {
   mr_engine_info info;
   mr_model *model;
+  mr_lora *lora; /* its adapters; NULL: none */
   const mr_kernels *k;
   mr_pool *pool;
   mr_kv *kv;
