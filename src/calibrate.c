@@ -32,12 +32,11 @@ int mr_site_of(const char *stem) {
   static const struct {
     const char *stem;
     int site;
-  } all[] = {{"attn_q", MR_SITE_QKV},        {"attn_k", MR_SITE_QKV},
-             {"attn_v", MR_SITE_QKV},        {"attn_qkv", MR_SITE_QKV},
-             {"attn_output", MR_SITE_OUT},   {"ffn_gate", MR_SITE_MLP},
-             {"ffn_up", MR_SITE_MLP},        {"ffn_gate_exps", MR_SITE_MLP},
-             {"ffn_up_exps", MR_SITE_MLP},   {"ffn_gate_shexp", MR_SITE_MLP},
-             {"ffn_up_shexp", MR_SITE_MLP},  {"ffn_down", MR_SITE_DOWN}};
+  } all[] = {
+      {"attn_q", MR_SITE_QKV},         {"attn_k", MR_SITE_QKV},        {"attn_v", MR_SITE_QKV},
+      {"attn_qkv", MR_SITE_QKV},       {"attn_output", MR_SITE_OUT},   {"ffn_gate", MR_SITE_MLP},
+      {"ffn_up", MR_SITE_MLP},         {"ffn_gate_exps", MR_SITE_MLP}, {"ffn_up_exps", MR_SITE_MLP},
+      {"ffn_gate_shexp", MR_SITE_MLP}, {"ffn_up_shexp", MR_SITE_MLP},  {"ffn_down", MR_SITE_DOWN}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (!strcmp(all[i].stem, stem))
       return all[i].site;
@@ -48,11 +47,11 @@ int mr_site_of(const char *stem) {
 static mr_site *find_site(mr_calibration *c, const mr_matrix *w, int *layer) {
   for (int i = 0; i < c->m->c.n_layers; i++) {
     const mr_layer *y = &c->m->layers[i];
-    int kind = w == &y->q                          ? MR_SITE_QKV
-               : w == &y->o                        ? MR_SITE_OUT
-               : w == &y->up || w == &y->router    ? MR_SITE_MLP
-               : w == &y->down                     ? MR_SITE_DOWN
-                                                   : -1;
+    int kind = w == &y->q                       ? MR_SITE_QKV
+               : w == &y->o                     ? MR_SITE_OUT
+               : w == &y->up || w == &y->router ? MR_SITE_MLP
+               : w == &y->down                  ? MR_SITE_DOWN
+                                                : -1;
     *layer = i;
     if (kind >= 0)
       return &c->sites[i * MR_SITES + kind];

@@ -31,7 +31,17 @@ static mr_out_tensor *add(maker *k, mr_out_kind kind, const char *stem, const ch
     snprintf(t->name, sizeof t->name, "blk.%d.%s%s", k->layer, stem, ext);
   else
     snprintf(t->name, sizeof t->name, "%s%s", stem, ext);
+  t->layer = k->layer;
+  snprintf(t->stem, sizeof t->stem, "%s", stem);
   return t;
+}
+
+/* Layer and stem of a tensor of a GGUF file. */
+static void name_parts(mr_out_tensor *t) {
+  int layer = 0, at = 0;
+  t->layer = sscanf(t->name, "blk.%5d.%n", &layer, &at) == 1 && at > 0 ? layer : -1;
+  const char *stem = t->layer >= 0 ? t->name + at : t->name;
+  snprintf(t->stem, sizeof t->stem, "%.*s", (int)strcspn(stem, "."), stem);
 }
 
 static void vector(maker *k, const char *stem, const char *ext, const float *v, int64_t n) {
@@ -51,15 +61,19 @@ static void part(maker *k, const mr_matrix *w) {
     p->parts[p->n_parts++] = w;
 }
 
-static float *own(maker *k, size_t n) {
-  mr_out_plan *p = k->p;
-  float *v = k->failed ? NULL : mr_mem_alloc(n, sizeof *v);
+float *mr_out_floats(mr_out_plan *p, size_t n) {
+  float *v = mr_mem_alloc(n, sizeof *v);
   if (!v || !mr_mem_grow((void **)&p->own, &p->cap_own, p->n_own + 1, sizeof *p->own)) {
     mr_mem_free(v);
-    k->failed = true;
     return NULL;
   }
   return p->own[p->n_own++] = v;
+}
+
+static float *own(maker *k, size_t n) {
+  float *v = k->failed ? NULL : mr_out_floats(k->p, n);
+  k->failed |= !v;
+  return v;
 }
 
 /* The row of the source that row r of the file is: of the first `rotated` rows of a head, pairs
@@ -255,6 +269,7 @@ static void from_gguf(maker *k) {
     size_t n = raw->name.len < sizeof t->name ? raw->name.len : sizeof t->name - 1;
     memcpy(t->name, raw->name.s, n);
     t->name[n] = 0;
+    name_parts(t);
     t->raw = raw;
     t->dtype = raw->dtype;
     t->n_dims = raw->n_dims;
@@ -291,8 +306,8 @@ void mr_out_plan_free(mr_out_plan *p) {
   *p = (mr_out_plan){0};
 }
 
-void mr_out_row(const mr_out_plan *p, const mr_out_tensor *t, int64_t row, float *dst) {
-  int64_t r = source_row(t->heads_of, t->rotated, row), n = t->dims[0];
+static void plain_row(const mr_out_plan *p, const mr_out_tensor *t, int64_t r, float *dst) {
+  int64_t n = t->dims[0];
   if (t->raw) {
     const mr_dtype_info *type = mr_dtype_get(t->raw->dtype);
     type->to_f32(dst, t->raw->data + (uint64_t)r * mr_dtype_bytes(t->raw->dtype, (uint64_t)n), n);
@@ -306,4 +321,12 @@ void mr_out_row(const mr_out_plan *p, const mr_out_tensor *t, int64_t row, float
   for (; r >= (*w)->n; w++)
     r -= (*w)->n;
   mr_matrix_row(*w, r, dst);
+}
+
+void mr_out_row(const mr_out_plan *p, const mr_out_tensor *t, int64_t row, float *dst) {
+  plain_row(p, t, source_row(t->heads_of, t->rotated, row), dst);
+  for (int64_t i = 0; t->col && i < t->dims[0]; i++)
+    dst[i] *= t->col[i];
+  for (int64_t i = 0; t->row && i < t->dims[0]; i++)
+    dst[i] *= t->row[row];
 }
