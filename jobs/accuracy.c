@@ -157,7 +157,7 @@ mr_accuracy_sum mr_tally_sum(mr_tally *t) {
   if (!t->n)
     return s;
   qsort(t->kl, t->n, sizeof *t->kl, by_value);
-  s.kl = t->sum / (double)t->n;
+  s.kl = fmax(t->sum / (double)t->n, 0); /* rounding may leave it a little below */
   s.kl_p99 = t->kl[t->n * 99 / 100];
   s.same_percent = 100.0 * (double)t->same / (double)t->n;
   for (int i = 0; i < 2 && t->next; i++)

@@ -20,10 +20,17 @@ static const char usage[] =
     "\n"
     "Writes the model IN (a GGUF file, the first part of a split one, or a Hugging Face directory) "
     "as the GGUF\n"
-    "file OUT with matrices of TYPE. OUT appears when it is whole.\n"
+    "file OUT with matrices of TYPE, or as a directory OUT of a calibrated checkpoint. OUT appears "
+    "when it is\n"
+    "whole.\n"
     "\n"
     "  -t, --type TYPE   f32 f16 bf16 q8_0 q6_k q5_k q5_1 q5_0 q4_k q4_1 q4_0 iq4_nl iq4_xs mxfp4\n"
-    "                    q3_k q2_k\n"
+    "                    q3_k q2_k; or, of a directory to a directory, with --calibrate:\n"
+    "                    gptq           4-bit groups, GPTQ's packing\n"
+    "                    awq            4-bit groups with zeros after AWQ's factors, AWQ's "
+    "packing\n"
+    "                    int8           after SmoothQuant's factors, compressed-tensors INT8\n"
+    "                    int8-outliers  INT8 beside columns in F16 that meet large activations\n"
     "      --head-type T of the output head, and of the embedding where it is the head (default: "
     "q6_k where\n"
     "                    TYPE has fewer bits, else TYPE)\n"
@@ -55,6 +62,7 @@ typedef struct args {
   mr_quantize_opts o;
   bool force, quiet, help, method;
   int threads;
+  mr_quantize_method form_method;  /* of a directory's form */
   const char *calibrate, *measure; /* files of rows, or NULL */
   int64_t tokens;
   mr_texts texts;
@@ -97,11 +105,32 @@ static mr_code type_of(const char *option, const char *name, int *dtype, mr_err 
                                   option, name, mr_quantize_types());
 }
 
+/* A type of a GGUF file, or one of the forms of directories with the method that is its own. */
+static mr_code type_or_form(args *a, mr_err *err) {
+  static const struct {
+    const char *name;
+    mr_quantize_form form;
+    mr_quantize_method method;
+  } forms[] = {{"gptq", MR_FORM_GPTQ, MR_METHOD_GPTQ},
+               {"awq", MR_FORM_AWQ, MR_METHOD_AWQ},
+               {"int8", MR_FORM_INT8, MR_METHOD_SMOOTH},
+               {"int8-outliers", MR_FORM_INT8_OUTLIERS, MR_METHOD_IMPORTANCE}};
+  for (size_t i = 0; i < sizeof forms / sizeof *forms; i++)
+    if (!strcmp(forms[i].name, optarg)) {
+      a->o.form = forms[i].form;
+      a->form_method = forms[i].method;
+      a->o.dtype = MR_F32;
+      return MR_OK;
+    }
+  a->o.form = MR_FORM_GGUF;
+  return type_of("--type", optarg, &a->o.dtype, err);
+}
+
 static mr_code one_option(args *a, int c, const char *word, mr_err *err) {
   int64_t n;
   switch (c) {
   case 't':
-    return type_of("--type", optarg, &a->o.dtype, err);
+    return type_or_form(a, err);
   case 'H':
     return type_of("--head-type", optarg, &a->o.head_dtype, err);
   case 'V':
@@ -147,6 +176,14 @@ static mr_code check_together(args *a, mr_err *err) {
                                    MR_Q5_0, MR_Q4_0, MR_Q3_K, MR_MXFP4};
   bool zero = false, sparse = a->o.sparsify != MR_SPARSE_NO;
   int ranged;
+  if (a->o.form != MR_FORM_GGUF) {
+    if (!a->calibrate || a->method || sparse)
+      return mr_err_set(err, MR_E_USAGE,
+                        "quantize: a directory of this type needs --calibrate ROWS.jsonl and takes "
+                        "neither --method nor --sparsify");
+    a->o.method = a->form_method;
+    return MR_OK;
+  }
   for (size_t i = 0; i < sizeof exact_zero / sizeof *exact_zero; i++)
     zero |= exact_zero[i] == a->o.dtype;
   if (!a->calibrate && (a->o.method != MR_METHOD_PLAIN || sparse))
@@ -202,6 +239,8 @@ static mr_code check_out(const args *a, mr_err *err) {
     return MR_OK;
   if (mr_sys_now->stat(a->o.in, &in) == 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
     return mr_err_at(err, MR_E_CANTCREATE, a->o.out, 0, -1, "is the model that is read");
+  if (a->o.form != MR_FORM_GGUF)
+    return mr_err_at(err, MR_E_CANTCREATE, a->o.out, 0, -1, "exists");
   if (!S_ISREG(out.st_mode))
     return mr_err_at(err, MR_E_CANTCREATE, a->o.out, 0, -1, "is there and is no file");
   return a->force ? MR_OK
@@ -209,6 +248,12 @@ static mr_code check_out(const args *a, mr_err *err) {
 }
 
 static void say(const args *a, const mr_quantize_report *r, double seconds) {
+  if (a->o.form != MR_FORM_GGUF) {
+    printf("%s: %.1f MB of %.1f MB, %d tensors (%d matrices rounded), %.1f s\n", a->o.out,
+           (double)r->bytes_out / 1e6, (double)r->bytes_in / 1e6, r->n_tensors, r->n_typed,
+           seconds);
+    return;
+  }
   printf("%s: %.1f MB of %.1f MB, %.2f bits a weight in matrices, %d tensors (%d %s), %.1f s\n",
          a->o.out, (double)r->bytes_out / 1e6, (double)r->bytes_in / 1e6, r->weighted_bits,
          r->n_tensors, r->n_typed, mr_dtype_get(a->o.dtype)->name, seconds);
@@ -259,7 +304,7 @@ static mr_code write_file(args *a, mr_err *err) {
   a->o.n_texts = a->texts.n_used;
   double start = mr_sys_seconds();
   if (!rc)
-    rc = mr_quantize(&a->o, &r, err);
+    rc = a->o.form == MR_FORM_GGUF ? mr_quantize(&a->o, &r, err) : mr_quantize_dir(&a->o, &r, err);
   if (!rc && !a->quiet)
     say(a, &r, mr_sys_seconds() - start);
   return rc;

@@ -288,7 +288,7 @@ static mr_code run(job *j, mr_err *err) {
   if (!rc)
     rc = mr_gguf_write_open(&j->w, j->o->out, err);
   if (!rc && j->o->n_texts)
-    rc = mr_recipe_open(&j->recipe, j->o, j->m, &j->plan, err);
+    rc = mr_recipe_open(&j->recipe, j->o, j->m, &j->plan, NULL, err);
   if (!rc)
     rc = header(j, err);
   for (size_t i = 0; i < j->plan.n && !rc; i++)

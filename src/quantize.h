@@ -47,15 +47,30 @@ typedef enum mr_sparsify { /* two of each four columns of the layers' matrices b
                                                   (gptq.h) */
 } mr_sparsify;
 
+typedef enum mr_quantize_form { /* what is written */
+                                MR_FORM_GGUF,
+                                /* directories (from directories with weights in F32, F16 or BF16);
+                                 * what other tools and this program read as quantized checkpoints
+                                 */
+                                MR_FORM_GPTQ, /* 4 bits, symmetric groups, AutoGPTQ's packing */
+                                MR_FORM_AWQ, /* 4 bits, groups with zeros, AutoAWQ's gemm packing */
+                                MR_FORM_INT8, /* compressed-tensors: int8 with a scale a row */
+                                MR_FORM_INT8_OUTLIERS /* ... and columns that stay F16, after
+                                                         LLM.int8 (Dettmers et al. 2022): this
+                                                         program's own form */
+} mr_quantize_form;
+
 typedef struct mr_quantize_opts {
   const char *in, *out;
-  int dtype;      /* mr_encoder_get knows it */
+  mr_quantize_form form;
+  int dtype;      /* of a GGUF file: mr_encoder_get knows it */
   int head_dtype; /* -1: mr_quantize_head_type(dtype) */
   bool no_vocab;  /* leave the tokenizer of a directory out */
   mr_quantize_method method;
   mr_sparsify sparsify;
   const mr_tokens *texts; /* [n_texts] for method and sparsify; borrowed */
   int n_texts;
+  int group;         /* columns of a 4-bit group in a directory; 0: the largest of 128, 64, 32 */
   uint64_t products; /* bytes for products of columns; 0: 1 GiB */
   mr_pool *pool;     /* NULL: one thread (needed with texts); borrowed */
   void (*progress)(void *ctx, uint64_t done, uint64_t all); /* bytes written; or NULL */
@@ -74,6 +89,8 @@ typedef struct mr_quantize_report {
 } mr_quantize_report;
 
 mr_code mr_quantize(const mr_quantize_opts *o, mr_quantize_report *r, mr_err *err);
+/* ... a directory. OUT must not be there; it is written under OUT.tmp and renamed. */
+mr_code mr_quantize_dir(const mr_quantize_opts *o, mr_quantize_report *r, mr_err *err);
 
 /* The type with this name in any case ("q4_k"), -1: none that is written. */
 int mr_quantize_type(const char *name);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "io/mem.h"
+#include "src/names.h"
 
 static mr_code no_memory(mr_err *err) {
   return mr_err_set(err, MR_E_NOMEM, "out of memory for the list of tensors");
@@ -295,6 +296,80 @@ mr_code mr_out_plan_make(mr_out_plan *p, const mr_model *m, mr_err *err) {
     from_model(&k);
   }
   return k.failed ? no_memory(err) : MR_OK;
+}
+
+/* ------------------------------------------------------------------ directories as they are */
+
+/* The tensor of the plan that the stem of a layer names: what it is, is noted. */
+static void mark(mr_out_plan *p, const mr_names *names, int layer, const char *stem,
+                 const char *ext) {
+  char name[MR_NAME];
+  const mr_gguf_tensor *raw = mr_names_find(names, layer, stem, ext, 0, name);
+  if (!raw)
+    return;
+  mr_out_tensor *t = &p->t[raw - mr_weights_at(p->m->weights, 0)];
+  if (t->layer >= 0) /* two stems may share a name: the first is meant */
+    return;
+  t->layer = layer;
+  snprintf(t->stem, sizeof t->stem, "%s", stem);
+  if (raw->n_dims == 2 && mr_site_of(stem) >= 0 && !strcmp(ext, ".weight"))
+    t->kind = MR_OUT_MATRIX;
+}
+
+static void from_directory(maker *k) {
+  static const char *const stems[] = {"attn_q",   "attn_k", "attn_v",   "attn_qkv",  "attn_output",
+                                      "ffn_gate", "ffn_up", "ffn_down", "attn_norm", "ffn_norm"};
+  const mr_model *m = k->p->m;
+  mr_names names;
+  mr_names_open(&names, m->weights);
+  k->layer = -1;
+  for (size_t i = 0; i < mr_weights_n(m->weights) && !k->failed; i++) {
+    const mr_gguf_tensor *raw = mr_weights_at(m->weights, i);
+    mr_out_tensor *t = add(k, MR_OUT_PLAIN, "", "");
+    if (!t)
+      return;
+    snprintf(t->name, sizeof t->name, "%.*s", (int)(raw->name.len < 63 ? raw->name.len : 63),
+             raw->name.s);
+    t->raw = raw;
+    t->dtype = raw->dtype;
+    t->n_dims = raw->n_dims;
+    memcpy(t->dims, raw->dims, sizeof t->dims);
+    t->rows = t->dims[1] * t->dims[2] * t->dims[3];
+  }
+  for (int i = 0; i < m->c.n_layers && !k->failed; i++)
+    for (size_t s = 0; s < sizeof stems / sizeof *stems; s++) {
+      mark(k->p, &names, i, stems[s], ".weight");
+      mark(k->p, &names, i, stems[s], ".bias");
+    }
+}
+
+static mr_code check_directory(const mr_model *m, mr_err *err) {
+  const char *why = !m->weights->st        ? "the model is no directory"
+                    : m->c.arch.mla        ? "latent attention is folded into its matrices"
+                    : m->c.n_experts       ? "experts cannot be rounded by what they meet yet"
+                    : m->c.arch.hf_columns ? "its matrices are stored transposed"
+                    : m->c.arch.fused_qkv && m->c.arch.hf_qkv != MR_QKV_STACKED
+                        ? "queries, keys and values are interleaved in one matrix"
+                        : NULL;
+  for (size_t i = 0; !why && i < mr_weights_n(m->weights); i++) {
+    int type = mr_weights_at(m->weights, i)->dtype;
+    if (type != MR_F32 && type != MR_F16 && type != MR_BF16 && mr_dtype_get(type)->to_f32)
+      why = "its weights are quantized already";
+    if (type == MR_I32)
+      why = "its weights are quantized already";
+  }
+  return why ? mr_err_at(err, MR_E_UNAVAILABLE, m->weights->path, 0, -1,
+                         "cannot be written as a quantized directory: %s", why)
+             : MR_OK;
+}
+
+mr_code mr_out_plan_dir(mr_out_plan *p, const mr_model *m, mr_err *err) {
+  maker k = {.p = p};
+  mr_code rc = check_directory(m, err);
+  *p = (mr_out_plan){.m = m, .less_one = m->c.arch.hf_plus1};
+  if (!rc)
+    from_directory(&k);
+  return rc ? rc : k.failed ? no_memory(err) : MR_OK;
 }
 
 void mr_out_plan_free(mr_out_plan *p) {

@@ -30,6 +30,7 @@ typedef struct mr_out_tensor {
 
 typedef struct mr_out_plan {
   const mr_model *m; /* borrowed */
+  bool less_one;     /* norms are stored less by one */
   mr_out_tensor *t;  /* owned */
   size_t n, cap;
   const mr_matrix **parts; /* owned list of borrowed matrices */
@@ -41,6 +42,9 @@ typedef struct mr_out_plan {
 /* The tensors of the file, without types. MR_E_UNAVAILABLE: a directory whose architecture has no
  * names in GGUF. */
 mr_code mr_out_plan_make(mr_out_plan *p, const mr_model *m, mr_err *err);
+/* The tensors of a directory under their own names (longer ones than a GGUF file has are cut:
+ * t->raw has them whole). Matrices that a recipe may round are MR_OUT_MATRIX, all else is PLAIN. */
+mr_code mr_out_plan_dir(mr_out_plan *p, const mr_model *m, mr_err *err);
 void mr_out_plan_free(mr_out_plan *p);
 /* One row as float32. */
 void mr_out_row(const mr_out_plan *p, const mr_out_tensor *t, int64_t row, float *dst);

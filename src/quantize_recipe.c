@@ -10,6 +10,7 @@
 
 #define PRODUCTS ((uint64_t)1 << 30) /* bytes of products of columns at once */
 #define DAMP 0.01
+#define OUTLIER 6 /* an activation from here on makes its column one (Dettmers et al. 2022) */
 
 struct mr_recipe {
   const mr_quantize_opts *o; /* borrowed, as all of these */
@@ -22,9 +23,12 @@ struct mr_recipe {
   int factor_layer, factor_kind;
   float *w; /* [rows, k] of a matrix */
   size_t cap_w;
+  const mr_grid_spec *spec; /* of a directory's matrices, or NULL; borrowed */
   mr_grid grid;
   float *importance, *rows_room; /* [widest]; [workers, widest] */
   size_t widest;
+  int32_t *outliers; /* [widest] */
+  float *kept;       /* [rows, n_outliers] of a matrix */
   int count;
 };
 
@@ -34,14 +38,20 @@ static bool products_needed(const mr_recipe *r) {
 
 /* ------------------------------------------------------------------ factors into the plan */
 
+static bool is_bias(const mr_out_tensor *t) {
+  mr_str s = t->raw ? t->raw->name : (mr_str){t->name, strlen(t->name)};
+  return s.len > 5 && !memcmp(s.s + s.len - 5, ".bias", 5);
+}
+
 /* A vector divided by the factors of what it feeds. */
 static bool divide_vector(mr_recipe *r, mr_out_tensor *t, const float *s, int64_t n) {
   float *v = s && t->dims[0] == n ? mr_out_floats(r->plan, (size_t)n) : NULL;
   if (!v)
     return !s;
   mr_out_row(r->plan, t, 0, v);
+  float less = r->plan->less_one && !is_bias(t) ? 1 : 0;
   for (int64_t i = 0; i < n; i++)
-    v[i] /= s[i];
+    v[i] = (v[i] + less) / s[i] - less;
   t->raw = NULL;
   t->values = v;
   t->dtype = MR_F32;
@@ -69,11 +79,6 @@ static bool divide_rows(mr_recipe *r, mr_out_tensor *t, mr_site_kind kind, int64
   return true;
 }
 
-static bool is_bias(const mr_out_tensor *t) {
-  size_t n = strlen(t->name);
-  return n > 5 && !strcmp(t->name + n - 5, ".bias");
-}
-
 static bool fold_tensor(mr_recipe *r, mr_out_tensor *t) {
   const mr_config *c = &r->m->c;
   int site = mr_site_of(t->stem);
@@ -90,14 +95,14 @@ static bool fold_tensor(mr_recipe *r, mr_out_tensor *t) {
     return divide_rows(r, t, MR_SITE_OUT, 0);
   if (!strcmp(t->stem, "attn_qkv"))
     return divide_rows(r, t, MR_SITE_OUT, q + kv);
-  if (!strcmp(t->stem, "ffn_up"))
-    return divide_rows(r, t, MR_SITE_DOWN, c->arch.fused_gate_up && c->arch.gated ? c->d_ff : 0);
+  if (!strcmp(t->stem, "ffn_up")) /* gate's rows may come first */
+    return divide_rows(r, t, MR_SITE_DOWN, (t->n_dims == 1 ? t->dims[0] : t->rows) - c->d_ff);
   return true;
 }
 
 static mr_code fold(mr_recipe *r, mr_err *err) {
   mr_fold_method method = r->o->method == MR_METHOD_SMOOTH ? MR_FOLD_SMOOTH : MR_FOLD_AWQ;
-  int group = mr_dtype_get(r->o->dtype)->block;
+  int group = r->spec ? r->spec->group : mr_dtype_get(r->o->dtype)->block;
   mr_code rc = mr_folds_make(&r->folds, r->m, r->c, method, group == 256 || group < 32 ? 32 : group,
                              r->o->pool, err);
   for (size_t i = 0; i < r->plan->n && !rc; i++)
@@ -116,13 +121,14 @@ static mr_code take_memory(mr_recipe *r, mr_err *err) {
   r->importance = mr_mem_alloc(r->widest, sizeof *r->importance);
   if (mr_mem_mul(workers, r->widest, &lines))
     r->rows_room = mr_mem_alloc(lines, sizeof *r->rows_room);
-  return r->importance && r->rows_room
+  r->outliers = mr_mem_alloc(r->widest, sizeof *r->outliers);
+  return r->importance && r->rows_room && r->outliers
              ? MR_OK
              : mr_err_set(err, MR_E_NOMEM, "out of memory for calibration");
 }
 
 mr_code mr_recipe_open(mr_recipe **out, const mr_quantize_opts *o, mr_model *m, mr_out_plan *plan,
-                       mr_err *err) {
+                       const mr_grid_spec *spec, mr_err *err) {
   *out = NULL;
   mr_recipe *r = mr_mem_alloc(1, sizeof *r);
   if (!r)
@@ -130,6 +136,7 @@ mr_code mr_recipe_open(mr_recipe **out, const mr_quantize_opts *o, mr_model *m, 
   r->o = o;
   r->m = m;
   r->plan = plan;
+  r->spec = spec;
   r->factor_layer = -1;
   mr_code rc = take_memory(r, err);
   if (!rc)
@@ -155,6 +162,8 @@ void mr_recipe_free(mr_recipe *r) {
   mr_mem_free(r->w);
   mr_mem_free(r->importance);
   mr_mem_free(r->rows_room);
+  mr_mem_free(r->outliers);
+  mr_mem_free(r->kept);
   mr_mem_free(r);
 }
 
@@ -230,7 +239,8 @@ static void fit_row(void *ctx, int row, int worker) {
               r->rows_room + (size_t)worker * r->widest);
 }
 
-static mr_code compensate(mr_recipe *r, const mr_out_tensor *t, mr_err *err) {
+/* Where the matrix's values may lie: scales fitted to what w holds now. */
+static mr_code fit(mr_recipe *r, const mr_out_tensor *t, mr_err *err) {
   int ranged, levels = mr_encode_levels(t->dtype, &ranged);
   mr_grid_spec spec = {.kind = ranged ? MR_GRID_RANGED : MR_GRID_CENTRED,
                        .levels = levels,
@@ -238,11 +248,11 @@ static mr_code compensate(mr_recipe *r, const mr_out_tensor *t, mr_err *err) {
                        .half = true};
   rows_job j = {r, t};
   mr_grid_close(&r->grid);
-  mr_code rc = mr_grid_open(&r->grid, (int)t->rows, (int)t->dims[0], &spec, err);
-  if (rc)
-    return rc;
-  mr_pool_run(r->o->pool, fit_row, &j, (int)t->rows);
-  return mr_gptq_rows(r->factor, r->w, (int)t->rows, round_to, &r->grid, r->o->pool, err);
+  mr_code rc =
+      mr_grid_open(&r->grid, (int)t->rows, (int)t->dims[0], r->spec ? r->spec : &spec, err);
+  if (!rc)
+    mr_pool_run(r->o->pool, fit_row, &j, (int)t->rows);
+  return rc;
 }
 
 /* Wanda: of each four columns the two of the smallest |w| * rms(x) go. */
@@ -286,29 +296,81 @@ static void take_importance(mr_recipe *r, const mr_out_tensor *t, const mr_site 
   }
 }
 
+static const mr_site *site_of(const mr_recipe *r, const mr_out_tensor *t) {
+  int kind = mr_site_of(t->stem);
+  if (t->kind != MR_OUT_MATRIX || t->layer < 0 || kind < 0)
+    return NULL;
+  return mr_calibration_site(r->c, t->layer, (mr_site_kind)kind);
+}
+
+int mr_recipe_outliers(const mr_recipe *r, const mr_out_tensor *t) {
+  const mr_site *s = r->o->form == MR_FORM_INT8_OUTLIERS ? site_of(r, t) : NULL;
+  int n = 0;
+  for (int i = 0; s && s->k == t->dims[0] && i < s->k; i++)
+    n += s->most[i] >= OUTLIER;
+  return n;
+}
+
+/* Outlier columns go from w to kept. */
+static mr_code set_apart(mr_recipe *r, const mr_out_tensor *t, const mr_site *s,
+                         mr_recipe_rows *from, mr_err *err) {
+  int n = mr_recipe_outliers(r, t), at = 0;
+  mr_mem_free(r->kept);
+  r->kept = mr_mem_alloc((size_t)t->rows * (size_t)n, sizeof *r->kept);
+  if (!r->kept)
+    return mr_err_set(err, MR_E_NOMEM, "out of memory for outlier columns");
+  for (int i = 0; i < s->k && n; i++)
+    if (s->most[i] >= OUTLIER)
+      r->outliers[at++] = i;
+  for (int64_t row = 0; row < t->rows; row++)
+    for (int i = 0; i < n; i++) {
+      float *w = &r->w[(size_t)row * (size_t)s->k + (size_t)r->outliers[i]];
+      r->kept[(size_t)row * (size_t)n + (size_t)i] = *w;
+      *w = 0;
+    }
+  from->n_outliers = n;
+  from->outliers = r->outliers;
+  from->kept = r->kept;
+  return MR_OK;
+}
+
+static mr_code round_matrix(mr_recipe *r, const mr_out_tensor *t, const mr_site *s, int kind,
+                            mr_recipe_rows *from, mr_err *err) {
+  int ranged;
+  bool plain = t->n_dims == 2, prune = r->o->sparsify != MR_SPARSE_NO && plain && s->k % 4 == 0;
+  bool grid = plain && (r->spec || mr_encode_levels(t->dtype, &ranged));
+  bool gptq = r->o->method == MR_METHOD_GPTQ && grid && !prune;
+  grid = gptq || (grid && r->spec);
+  if (!prune && !grid)
+    return MR_OK;
+  mr_code rc = load(r, t, err);
+  if (!rc && products_needed(r))
+    rc = factorize(r, s, t->layer, kind, err);
+  if (!rc && prune)
+    rc = sparse(r, t, err);
+  if (!rc && r->o->form == MR_FORM_INT8_OUTLIERS)
+    rc = set_apart(r, t, s, from, err);
+  if (!rc && grid)
+    rc = fit(r, t, err);
+  if (!rc && gptq)
+    rc = mr_gptq_rows(r->factor, r->w, (int)t->rows, round_to, &r->grid, r->o->pool, err);
+  from->w = r->w;
+  from->grid = grid ? &r->grid : NULL;
+  return rc;
+}
+
 mr_code mr_recipe_tensor(mr_recipe *r, const mr_out_tensor *t, mr_recipe_rows *from, mr_err *err) {
-  int kind = mr_site_of(t->stem), ranged;
+  int kind = mr_site_of(t->stem);
   *from = (mr_recipe_rows){0};
-  if (t->kind != MR_OUT_MATRIX || t->layer < 0 || kind < 0 || is_bias(t))
+  if (t->kind != MR_OUT_MATRIX || t->layer < 0 || kind < 0)
     return MR_OK;
   mr_code rc = gather(r, t->layer, err);
   const mr_site *s = mr_calibration_site(r->c, t->layer, (mr_site_kind)kind);
   if (rc || s->k != t->dims[0])
     return rc;
   take_importance(r, t, s);
-  bool plain = t->n_dims == 2, prune = r->o->sparsify != MR_SPARSE_NO && plain && s->k % 4 == 0;
-  bool gptq = r->o->method == MR_METHOD_GPTQ && plain && mr_encode_levels(t->dtype, &ranged);
   r->count++;
-  if (prune || gptq)
-    rc = load(r, t, err);
-  if (!rc && (prune || gptq) && products_needed(r))
-    rc = factorize(r, s, t->layer, kind, err);
-  if (!rc && prune)
-    rc = sparse(r, t, err);
-  if (!rc && gptq && !prune)
-    rc = compensate(r, t, err);
-  from->w = prune || gptq ? r->w : NULL;
-  from->grid = gptq && !prune ? &r->grid : NULL;
+  from->site = s;
   from->importance = r->o->method != MR_METHOD_SMOOTH ? r->importance : NULL;
-  return rc;
+  return round_matrix(r, t, s, kind, from, err);
 }

@@ -18,12 +18,20 @@ typedef struct mr_recipe_rows { /* all borrowed until the next tensor */
   const float *w;      /* [rows, k] rounded or sparse weights; NULL: the plan's rows as they are */
   const mr_grid *grid; /* where they lie; NULL: on none */
   const float *importance; /* [k], or NULL */
+  const mr_site *site;     /* what the texts said; NULL: nothing */
+  /* of MR_FORM_INT8_OUTLIERS: columns that are 0 in w and stay as they were */
+  int n_outliers;
+  const int32_t *outliers; /* [n_outliers], rising */
+  const float *kept;       /* [rows, n_outliers] */
 } mr_recipe_rows;
 
+/* spec: where values of matrices lie in a directory; NULL: the type of each tensor says it. */
 mr_code mr_recipe_open(mr_recipe **out, const mr_quantize_opts *o, mr_model *m, mr_out_plan *plan,
-                       mr_err *err);
+                       const mr_grid_spec *spec, mr_err *err);
 void mr_recipe_free(mr_recipe *r); /* NULL is fine */
 mr_code mr_recipe_tensor(mr_recipe *r, const mr_out_tensor *t, mr_recipe_rows *from, mr_err *err);
+/* Outlier columns of the tensor (MR_FORM_INT8_OUTLIERS; 0 else), known once the texts have run. */
+int mr_recipe_outliers(const mr_recipe *r, const mr_out_tensor *t);
 int mr_recipe_count(const mr_recipe *r); /* matrices that were rounded by the texts so far */
 
 #endif
