@@ -2,7 +2,7 @@
 _millrace() {
   local cur=${COMP_WORDS[COMP_CWORD]} cmd=${COMP_WORDS[1]:-}
   if [ "$COMP_CWORD" -eq 1 ]; then
-    COMPREPLY=($(compgen -W "run plan status check merge model quantize bench devices --help --version" -- "$cur"))
+    COMPREPLY=($(compgen -W "run plan status check merge score model quantize bench devices --help --version" -- "$cur"))
   elif [ "$cmd" = model ] && [ "$COMP_CWORD" -eq 2 ]; then
     COMPREPLY=($(compgen -W "info tokenize detokenize template" -- "$cur"))
   elif [ "$cmd" = bench ] && [ "$COMP_CWORD" -eq 2 ]; then

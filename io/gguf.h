@@ -24,6 +24,7 @@
 #include <stdint.h>
 
 #include "io/err.h"
+#include "io/text.h"
 
 typedef enum mr_gguf_type {
   MR_GGUF_U8,
@@ -40,11 +41,6 @@ typedef enum mr_gguf_type {
   MR_GGUF_I64,
   MR_GGUF_F64
 } mr_gguf_type;
-
-typedef struct mr_str { /* borrowed bytes, not terminated */
-  const char *s;
-  size_t len;
-} mr_str;
 
 typedef struct mr_gguf_kv {
   mr_str key;

@@ -57,6 +57,12 @@ uint64_t mr_hash_64(const void *bytes, size_t len) {
   return XXH3_64bits(len ? bytes : "", len);
 }
 
+void mr_hash_128(const void *bytes, size_t len, uint64_t out[2]) {
+  XXH128_hash_t h = XXH3_128bits(len ? bytes : "", len);
+  out[0] = h.high64;
+  out[1] = h.low64;
+}
+
 void mr_hash_hex(const void *bytes, size_t len, char hex[MR_HASH_HEX]) {
   to_hex(XXH3_128bits(len ? bytes : "", len), hex);
 }

@@ -26,6 +26,7 @@ void mr_hasher_hex(const mr_hasher *h, char hex[MR_HASH_HEX]);
 void mr_hasher_free(mr_hasher *h); /* NULL is fine */
 
 uint64_t mr_hash_64(const void *bytes, size_t len);                     /* xxh3-64, seed 0 */
+void mr_hash_128(const void *bytes, size_t len, uint64_t out[2]);       /* xxh3-128 */
 void mr_hash_hex(const void *bytes, size_t len, char hex[MR_HASH_HEX]); /* xxh3-128 */
 
 /* xxh3-128 of a file's bytes; *size (may be NULL) gets how many. MR_E_NOINPUT, MR_E_IO, MR_E_NOMEM.

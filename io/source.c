@@ -183,13 +183,25 @@ static const char *shown(const mr_source *s) {
   return strcmp(s->path, "-") ? s->path : "standard input";
 }
 
+/* A whole block, or what there is before the end. A pipe may have nothing for hours: the wait can
+ * be ended (io/sys.h). */
 static mr_code raw_read(mr_source *s, const char **data, size_t *len, mr_err *err) {
-  ssize_t n = mr_sys_read_full(s->fd, s->raw, RAW_BYTES);
-  if (n < 0)
-    return mr_err_errno(err, MR_E_IO, shown(s), "cannot read");
+  size_t n = 0;
+  while (n < RAW_BYTES) {
+    if (mr_sys_now->await(s->fd) < 0)
+      return errno == EINTR
+                 ? mr_err_at(err, MR_E_STOPPED, shown(s), 0, -1, "stopped while it was read")
+                 : mr_err_errno(err, MR_E_IO, shown(s), "cannot wait for it");
+    ssize_t k = mr_sys_now->read(s->fd, s->raw + n, RAW_BYTES - n);
+    if (k < 0 && errno != EINTR && errno != EAGAIN)
+      return mr_err_errno(err, MR_E_IO, shown(s), "cannot read");
+    if (k == 0)
+      break;
+    n += k > 0 ? (size_t)k : 0;
+  }
   s->file_bytes += (uint64_t)n;
   *data = s->raw;
-  *len = (size_t)n;
+  *len = n;
   return MR_OK;
 }
 
@@ -429,7 +441,8 @@ static void close_file(mr_source *s) {
 
 static mr_code open_fd(mr_source *s, mr_err *err) {
   s->own_fd = strcmp(s->path, "-") != 0;
-  s->fd = s->own_fd ? mr_sys_now->open(s->path, O_RDONLY | O_CLOEXEC, 0) : 0;
+  /* O_NONBLOCK: opening a FIFO does not wait for its writer; reading does (raw_read). */
+  s->fd = s->own_fd ? mr_sys_now->open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0) : 0;
   if (s->fd < 0)
     return mr_err_errno(err, MR_E_NOINPUT, s->path, "cannot open the input");
   return MR_OK;

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <sys/file.h>
 #include <sys/mman.h>
@@ -22,6 +23,35 @@ static int os_stat(const char *path, struct stat *st) {
 
 static int os_fstat(int fd, struct stat *st) {
   return fstat(fd, st);
+}
+
+/* Never read from: what was written once ends every wait. */
+static int wake_pipe[2] = {-1, -1};
+
+bool mr_sys_wake_open(void) {
+  return wake_pipe[0] >= 0 || pipe2(wake_pipe, O_CLOEXEC | O_NONBLOCK) == 0;
+}
+
+void mr_sys_wake(void) {
+  int error = errno;
+  if (wake_pipe[1] >= 0)
+    (void)!write(wake_pipe[1], "", 1);
+  errno = error;
+}
+
+static int os_await(int fd) {
+  struct pollfd p[] = {{.fd = fd, .events = POLLIN}, {.fd = wake_pipe[0], .events = POLLIN}};
+  for (;;) {
+    int n = poll(p, 2, -1); /* a descriptor of -1 is passed over */
+    if (n < 0 && errno != EINTR)
+      return -1;
+    if (n > 0 && p[1].revents) {
+      errno = EINTR;
+      return -1;
+    }
+    if (n > 0)
+      return 0;
+  }
 }
 
 static int64_t os_clock_ns(void) {
@@ -53,6 +83,7 @@ const mr_sys mr_sys_os = {
     .flock = flock,
     .mmap = os_mmap,
     .munmap = munmap,
+    .await = os_await,
     .clock_ns = os_clock_ns,
     .wall_s = os_wall_s,
 };

@@ -32,6 +32,7 @@ typedef struct mr_sys {
   int (*flock)(int fd, int operation);
   void *(*mmap)(size_t len, int fd, off_t at); /* private, read only; MAP_FAILED on failure */
   int (*munmap)(void *p, size_t len);
+  int (*await)(int fd); /* 0: there is something to read, or the end; -1 with EINTR: mr_sys_wake */
   int64_t (*clock_ns)(void); /* monotonic */
   int64_t (*wall_s)(void);   /* seconds since 1970 */
 } mr_sys;
@@ -45,6 +46,12 @@ ssize_t mr_sys_read_full(int fd, void *buf, size_t n);
 ssize_t mr_sys_pread_full(int fd, void *buf, size_t n, off_t at);
 int mr_sys_write_full(int fd, const void *buf, size_t n);
 int mr_sys_pwrite_full(int fd, const void *buf, size_t n, off_t at);
+
+/* Ends every wait of `await`, now and from now on: what a signal that asks to stop calls (it may,
+ * from its handler). mr_sys_wake_open makes that possible; false: it could not (no descriptors
+ * left). */
+bool mr_sys_wake_open(void);
+void mr_sys_wake(void);
 
 /* Opens /dev/null where standard input, output or error is closed: otherwise the next file would
  * get that number, and messages would be written into it. */

@@ -14,6 +14,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+typedef struct mr_str { /* borrowed bytes, not terminated */
+  const char *s;
+  size_t len;
+} mr_str;
+
 typedef struct mr_text {
   char *data;
   size_t len, cap;

@@ -26,7 +26,8 @@ typedef struct mr_accuracy mr_accuracy;
 
 typedef struct mr_accuracy_way {
   const char *model;
-  bool exact; /* float32; else int8 as in --compute fast */
+  bool exact;  /* float32; else int8 as in --compute fast */
+  int kv_type; /* mr_kv_type; -1: the default of the two */
 } mr_accuracy_way;
 
 typedef struct mr_tally {

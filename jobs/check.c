@@ -9,20 +9,29 @@
 #include "io/json.h"
 #include "io/lines.h"
 #include "io/mem.h"
+#include "io/sorter.h"
 #include "io/sys.h"
 #include "io/zframe.h"
-#include "jobs/idset.h"
 #include "jobs/journal.h"
 
 #define PROBLEMS_SHOWN 20
 #define LINE_MAX_BYTES ((size_t)1 << 31)
+
+/* An id, by its hash; two different ones of 10 million share one with probability 1e-25. */
+typedef struct seen_id {
+  uint64_t hash[2], line;
+} seen_id;
+
+typedef struct repeat { /* a line with the id of an earlier one */
+  uint64_t line, first;
+} repeat;
 
 typedef struct reader {
   mr_check *c;
   const char *name;
   bool results; /* not the errors file */
   uint64_t line;
-  mr_idset ids;
+  mr_sorter *ids;
   mr_err *err;
 } reader;
 
@@ -60,19 +69,62 @@ static void add_usage(reader *r, const json_t *line) {
   r->c->output_tokens += output > 0 ? (uint64_t)output : 0;
 }
 
+static int compare(uint64_t a, uint64_t b) {
+  return (a > b) - (a < b);
+}
+
+static int by_id(const void *a, const void *b) {
+  const seen_id *x = a, *y = b;
+  int d = compare(x->hash[0], y->hash[0]);
+  d = d ? d : compare(x->hash[1], y->hash[1]);
+  return d ? d : compare(x->line, y->line);
+}
+
+static int by_line(const void *a, const void *b) {
+  return compare(((const repeat *)a)->line, ((const repeat *)b)->line);
+}
+
 static mr_code check_id(reader *r, const json_t *line) {
   const json_t *custom = json_object_get(line, "custom_id");
   const json_t *id = custom ? custom : json_object_get(line, "id");
-  bool known = false;
+  seen_id s = {.line = r->line};
   if (!json_is_string(id)) {
     problem(r->c, "%s:%" PRIu64 ": a result without an id", r->name, r->line);
     return MR_OK;
   }
-  mr_code rc = mr_idset_add(&r->ids, mr_hash_64(json_string_value(id), json_string_length(id)),
-                            &known, r->err);
-  if (known)
-    problem(r->c, "%s:%" PRIu64 ": the id %.100s comes twice", r->name, r->line,
-            json_string_value(id));
+  mr_hash_128(json_string_value(id), json_string_length(id), s.hash);
+  mr_code rc =
+      r->ids ? MR_OK : mr_sorter_open(&r->ids, mr_path_temporary(), sizeof s, by_id, 0, r->err);
+  return rc ? rc : mr_sorter_add(r->ids, &s, r->err);
+}
+
+/* Goes through the ids in the order of their hashes. */
+static mr_code find_repeats(reader *r, mr_sorter *repeats) {
+  seen_id first = {{0, 0}, 0}, s;
+  bool more;
+  mr_code rc = mr_sorter_sort(r->ids, r->err);
+  while (!rc && (rc = mr_sorter_next(r->ids, &s, &more, r->err)) == MR_OK && more) {
+    if (!first.line || memcmp(first.hash, s.hash, sizeof s.hash) != 0)
+      first = s;
+    else
+      rc = mr_sorter_add(repeats, &(repeat){s.line, first.line}, r->err);
+  }
+  return rc ? rc : mr_sorter_sort(repeats, r->err);
+}
+
+static mr_code check_repeats(reader *r) {
+  mr_sorter *repeats;
+  repeat t;
+  bool more;
+  if (!r->ids)
+    return MR_OK;
+  mr_code rc = mr_sorter_open(&repeats, mr_path_temporary(), sizeof t, by_line, 0, r->err);
+  if (rc)
+    return rc;
+  rc = find_repeats(r, repeats);
+  while (!rc && (rc = mr_sorter_next(repeats, &t, &more, r->err)) == MR_OK && more)
+    problem(r->c, "%s:%" PRIu64 ": its id is that of line %" PRIu64, r->name, t.line, t.first);
+  mr_sorter_close(repeats);
   return rc;
 }
 
@@ -167,7 +219,9 @@ static mr_code check_rows(mr_check *c, const char *path, bool results, const mr_
   mr_code rc = ends_with(path, ".zst") ? read_frames(&r, path)
                : f->bytes              ? read_lines(&r, path)
                                        : MR_OK;
-  mr_idset_free(&r.ids);
+  if (!rc)
+    rc = check_repeats(&r);
+  mr_sorter_close(r.ids);
   if (!rc && r.line != f->lines)
     problem(c, "%s: %" PRIu64 " lines, and the manifest says %" PRIu64, path, r.line, f->lines);
   return rc;

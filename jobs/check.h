@@ -2,7 +2,8 @@
  *
  * Every byte of every file that the manifest lists goes into its digest; then the lines are read:
  * how many, JSON or not, ids that come twice among the results, token sums. Problems are
- * collected, not only the first.
+ * collected, not only the first. Nothing of the job is written; the ids of a large job are sorted
+ * in a file without a name under $TMPDIR.
  */
 #ifndef MR_JOBS_CHECK_H
 #define MR_JOBS_CHECK_H

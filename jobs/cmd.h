@@ -9,6 +9,7 @@ int mr_cmd_plan(int argc, char **argv);
 int mr_cmd_status(int argc, char **argv);
 int mr_cmd_check(int argc, char **argv);
 int mr_cmd_merge(int argc, char **argv);
+int mr_cmd_score(int argc, char **argv);
 int mr_cmd_quantize(int argc, char **argv);
 int mr_cmd_bench(int argc, char **argv);
 int mr_cmd_devices(int argc, char **argv);

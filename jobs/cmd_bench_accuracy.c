@@ -87,9 +87,10 @@ static mr_code run_files(mr_accuracy *a, const mr_vocab *v, char **files, int n,
   return rc;
 }
 
-mr_code mr_bench_accuracy(const char *model, int threads, char **files, int n, bool json,
-                          mr_err *err) {
-  mr_accuracy_way exact = {model, true}, fast = {model, false};
+mr_code mr_bench_accuracy(const char *model, int threads, mr_compute compute, int kv_type,
+                          char **files, int n, bool json, mr_err *err) {
+  mr_accuracy_way exact = {model, true, -1};
+  mr_accuracy_way other = {model, compute == MR_COMPUTE_EXACT, kv_type};
   mr_accuracy *a = NULL;
   mr_prompter *p = NULL;
   mr_pool *pool = mr_pool_new(threads > 0 ? threads : mr_pool_cpus(), 0);
@@ -99,7 +100,7 @@ mr_code mr_bench_accuracy(const char *model, int threads, char **files, int n, b
   if (!rc && !mr_prompter_vocab(p))
     rc = mr_err_at(err, MR_E_DATA, model, 0, -1, "has no vocabulary to read text with");
   if (!rc)
-    rc = mr_accuracy_open(&a, &exact, &fast, pool, err);
+    rc = mr_accuracy_open(&a, &exact, &other, pool, err);
   if (!rc)
     rc = run_files(a, mr_prompter_vocab(p), files, n, json, err);
   mr_accuracy_close(a);

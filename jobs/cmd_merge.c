@@ -9,6 +9,7 @@
 #include "jobs/cmd.h"
 #include "jobs/commit.h"
 #include "jobs/merge.h"
+#include "jobs/outfile.h"
 #include "jobs/progress.h"
 #include "jobs/report_files.h"
 
@@ -32,21 +33,39 @@ static mr_code refuse_itself(const merger *g, mr_err *err) {
   return MR_OK;
 }
 
-/* The lines of one kind into OUT.run. */
-static mr_code write_lines(merger *g, mr_line_kind kind, int final, mr_output_format format,
-                           mr_err *err) {
-  mr_outfile *o;
+static mr_code to_file(void *ctx, uint64_t row, mr_line_kind kind, const char *line, size_t len,
+                       mr_err *err) {
+  mr_outfile **files = ctx;
+  (void)row;
+  return mr_outfile_line(files[kind], line, len, err);
+}
+
+static mr_code end_file(merger *g, mr_outfile *o, int final, mr_err *err) {
   mr_outfile_info info;
-  mr_code rc = mr_outfile_open(&o, g->paths.made[final], format, g->job.zstd_level, err);
-  if (rc)
-    return rc;
-  rc = mr_merge_write(g->merge, kind, o, err);
+  mr_code rc = o ? mr_outfile_finish(o, &info, err) : MR_OK;
+  return rc || !o ? rc
+                  : mr_manifest_add_file(&g->whole, g->paths.final[final], info.digest, info.bytes,
+                                         info.lines, err);
+}
+
+/* The lines of all shards into OUT.run. */
+static mr_code write_lines(merger *g, mr_err *err) {
+  mr_outfile *files[MR_STREAMS] = {NULL, NULL};
+  const int level = g->job.zstd_level;
+  mr_code rc = mr_outfile_open(&files[MR_LINE_RESULT], g->paths.made[MR_FINAL_OUTPUT],
+                               g->job.format, level, err);
+  if (!rc && g->whole.rows_failed)
+    rc = mr_outfile_open(&files[MR_LINE_ERROR], g->paths.made[MR_FINAL_ERRORS], MR_OUT_ZST, level,
+                         err);
   if (!rc)
-    rc = mr_outfile_finish(o, &info, err);
-  mr_outfile_close(o);
-  return rc ? rc
-            : mr_manifest_add_file(&g->whole, g->paths.final[final], info.digest, info.bytes,
-                                   info.lines, err);
+    rc = mr_merge_write(g->merge, g->paths.spill, 0, to_file, files, err);
+  if (!rc)
+    rc = end_file(g, files[MR_LINE_RESULT], MR_FINAL_OUTPUT, err);
+  if (!rc)
+    rc = end_file(g, files[MR_LINE_ERROR], MR_FINAL_ERRORS, err);
+  for (int i = 0; i < MR_STREAMS; i++)
+    mr_outfile_close(files[i]);
+  return rc;
 }
 
 /* A shard in the report, with what its own report says. */
@@ -92,9 +111,7 @@ static mr_code put_report(merger *g, mr_err *err) {
 }
 
 static mr_code write_all(merger *g, mr_err *err) {
-  mr_code rc = write_lines(g, MR_LINE_RESULT, MR_FINAL_OUTPUT, g->job.format, err);
-  if (!rc && g->whole.rows_failed)
-    rc = write_lines(g, MR_LINE_ERROR, MR_FINAL_ERRORS, MR_OUT_ZST, err);
+  mr_code rc = write_lines(g, err);
   if (!rc)
     rc = put_report(g, err);
   return rc ? rc : mr_commit_publish(g->commit, &g->whole, err);

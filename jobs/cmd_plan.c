@@ -12,14 +12,14 @@
 #include "jobs/estimate.h"
 #include "jobs/idset.h"
 #include "jobs/preflight.h"
+#include "jobs/rundir.h"
 #include "jobs/schedule.h"
+#include "jobs/score.h"
 #include "jobs/signals.h"
 
 #define BAD_SHOWN 20
 #define SHARED_BLOCK MR_KV_BLOCK
-#define SHARED_BLOCKS_MAX                                                                          \
-  (8u << 20) /* remembered: 128 MiB; later prompts share with these only                           \
-              */
+#define SHARED_BLOCKS_MAX (1u << 20) /* remembered at a time */
 
 typedef struct planned {
   mr_job job;
@@ -33,7 +33,7 @@ typedef struct planned {
   mr_estimate estimate;
   double seconds; /* predicted, preflight too */
   uint64_t shared_tokens;
-  bool shared_is_least; /* there were more blocks than could be remembered */
+  bool shared_is_least; /* there were more blocks than are remembered */
 } planned;
 
 /* ------------------------------------------------------------------ the spool */
@@ -61,9 +61,8 @@ static mr_code spool(planned *p, const char *dir, mr_err *err) {
 }
 
 static mr_code preflight(planned *p, mr_err *err) {
-  const char *tmp = getenv("TMPDIR");
   mr_text dir = {0};
-  mr_text_addf(&dir, "%s/millrace-plan-XXXXXX", tmp && *tmp ? tmp : "/tmp");
+  mr_text_addf(&dir, "%s/millrace-plan-XXXXXX", mr_path_temporary());
   if (dir.failed)
     return mr_err_set(err, MR_E_NOMEM, "out of memory");
   mr_code rc = mkdtemp(dir.data) ? spool(p, dir.data, err)
@@ -78,17 +77,18 @@ static mr_code preflight(planned *p, mr_err *err) {
 /* The rows that --shard takes, or all of them. */
 static mr_code take_rows(planned *p, mr_err *err) {
   mr_code rc = p->job.shard.of ? mr_shard_open(&p->shard, p->plan, p->job.shard, err) : MR_OK;
-  for (uint64_t i = 0; rc == MR_OK && i < mr_plan_rows(p->plan); i++) {
-    const mr_plan_entry *e = mr_plan_entry_at(p->plan, i);
-    bool bad = e->kind == MR_ROW_BAD;
-    if (!mr_shard_has(p->shard, i))
+  mr_plan_scan s;
+  mr_plan_scan_start(&s, p->plan, err);
+  while (rc == MR_OK && mr_plan_scan_next(&s)) {
+    bool bad = s.e->kind == MR_ROW_BAD;
+    if (!mr_shard_has(p->shard, s.row))
       continue;
     p->rows++;
     p->bad_rows += bad;
-    p->prompt_tokens += bad ? 0 : (uint64_t)e->n_prompt;
-    p->output_tokens += bad ? 0 : (uint64_t)e->n_out;
+    p->prompt_tokens += bad ? 0 : (uint64_t)s.e->n_prompt;
+    p->output_tokens += bad ? 0 : (uint64_t)s.e->n_out;
   }
-  return rc;
+  return rc == MR_OK ? s.rc : rc;
 }
 
 /* ------------------------------------------------------------------ shared prefixes */
@@ -105,12 +105,14 @@ typedef struct walk {
 /* Tokens in blocks that an earlier prompt began with too. Each block's hash covers all before it,
  * so equal hashes are equal beginnings. The last token is always computed: its logits are needed.
  */
-static mr_code count_prompt(planned *p, mr_idset *seen, const int32_t *ids, int n, int *shared,
+static mr_code count_prompt(planned *p, mr_idset *seen, const mr_plan_record *rec, int *shared,
                             mr_err *err) {
+  const int32_t *ids = rec->prompt;
+  int n = rec->e.n_prompt;
   struct {
     uint64_t before;
     int32_t ids[SHARED_BLOCK];
-  } block = {0};
+  } block = {rec->e.adapter, {0}};
   *shared = 0;
   for (int at = 0; at + SHARED_BLOCK < n; at += SHARED_BLOCK) {
     memcpy(block.ids, ids + at, sizeof block.ids);
@@ -119,9 +121,9 @@ static mr_code count_prompt(planned *p, mr_idset *seen, const int32_t *ids, int 
     *shared += known ? SHARED_BLOCK : 0;
     if (known)
       continue;
-    if (seen->n >= SHARED_BLOCKS_MAX) {
+    if (seen->n >= SHARED_BLOCKS_MAX) { /* those that begin alike come together: begin anew */
+      mr_idset_free(seen);
       p->shared_is_least = true;
-      return MR_OK;
     }
     mr_code rc = mr_idset_add(seen, block.before, &known, err);
     if (rc != MR_OK)
@@ -130,15 +132,14 @@ static mr_code count_prompt(planned *p, mr_idset *seen, const int32_t *ids, int 
   return MR_OK;
 }
 
-static mr_code read_row(walk *w, uint64_t row, mr_sim_row *out) {
-  const mr_plan_entry *e = mr_plan_entry_at(w->p->plan, row);
+static mr_code read_row(walk *w, uint64_t row, const mr_plan_entry *e, mr_sim_row *out) {
   int shared = 0;
   if (e->n_prompt > SHARED_BLOCK) {
     mr_plan_record rec;
     mr_code rc = mr_plan_read(w->p->plan, row, &rec, w->err);
     if (rc != MR_OK)
       return rc;
-    rc = count_prompt(w->p, &w->seen, rec.prompt, rec.e.n_prompt, &shared, w->err);
+    rc = count_prompt(w->p, &w->seen, &rec, &shared, w->err);
     mr_plan_record_free(&rec);
     if (rc != MR_OK)
       return rc;
@@ -154,13 +155,20 @@ static mr_code read_row(walk *w, uint64_t row, mr_sim_row *out) {
 static bool next_row(void *ctx, mr_sim_row *out) {
   walk *w = ctx;
   uint64_t row;
-  while (w->rc == MR_OK && mr_schedule_next(w->order, &row)) {
-    if (mr_plan_entry_at(w->p->plan, row)->kind == MR_ROW_BAD || !mr_shard_has(w->p->shard, row))
-      continue;
-    w->rc = read_row(w, row, out);
-    return w->rc == MR_OK;
+  bool more = true;
+  mr_plan_entry e = {.kind = MR_ROW_BAD};
+  while (w->rc == MR_OK && more && e.kind == MR_ROW_BAD) {
+    w->rc = mr_schedule_next(w->order, &row, &more, w->err);
+    if (w->rc == MR_OK && more)
+      w->rc = mr_plan_entry_read(w->p->plan, row, &e, w->err);
   }
-  return false;
+  if (w->rc == MR_OK && more)
+    w->rc = read_row(w, row, &e, out);
+  return w->rc == MR_OK && more;
+}
+
+static bool not_ours(void *ctx, uint64_t row) {
+  return !mr_shard_has(((const planned *)ctx)->shard, row);
 }
 
 static mr_code predict(planned *p, mr_err *err) {
@@ -169,7 +177,7 @@ static mr_code predict(planned *p, mr_err *err) {
   if (p->rows > p->bad_rows)
     rc = mr_estimate_measure(&p->opts, &p->info, &p->estimate, err);
   if (rc == MR_OK)
-    rc = mr_schedule_open(&w.order, p->plan, NULL, NULL, err);
+    rc = mr_schedule_open(&w.order, p->plan, mr_path_temporary(), 0, not_ours, p, err);
   if (rc == MR_OK)
     rc = mr_estimate_run(&p->estimate, &p->info, next_row, &w, err);
   mr_schedule_close(w.order);
@@ -186,13 +194,15 @@ typedef void (*bad_fn)(const mr_plan *p, const mr_plan_entry *e, const char *mes
 static mr_code each_bad(const planned *all, bad_fn fn, void *to, mr_err *err) {
   const mr_plan *p = all->plan;
   uint64_t left = all->bad_rows < BAD_SHOWN ? all->bad_rows : BAD_SHOWN;
-  for (uint64_t i = 0; left; i++) {
-    const mr_plan_entry *e = mr_plan_entry_at(p, i);
-    if (e->kind != MR_ROW_BAD || !mr_shard_has(all->shard, i))
+  mr_plan_scan s;
+  mr_plan_scan_start(&s, p, err);
+  while (left && mr_plan_scan_next(&s)) {
+    const mr_plan_entry *e = s.e;
+    if (e->kind != MR_ROW_BAD || !mr_shard_has(all->shard, s.row))
       continue;
     left--;
     mr_plan_record rec;
-    mr_code rc = mr_plan_read(p, i, &rec, err);
+    mr_code rc = mr_plan_read(p, s.row, &rec, err);
     if (rc != MR_OK)
       return rc;
     json_t *v = mr_json_parse(rec.json, rec.json_len, NULL, NULL);
@@ -202,7 +212,7 @@ static mr_code each_bad(const planned *all, bad_fn fn, void *to, mr_err *err) {
     json_decref(v);
     mr_plan_record_free(&rec);
   }
-  return MR_OK;
+  return s.rc;
 }
 
 static const char *file_of(const mr_plan *p, const mr_plan_entry *e) {
@@ -242,6 +252,7 @@ static mr_code print_json(const planned *p, mr_err *err) {
                  p->job.shard.index, p->job.shard.of, mr_plan_rows(p->plan));
   add_int(&t, "input_files", p->stats.files);
   add_int(&t, "input_bytes", p->stats.input_bytes);
+  add_int(&t, "adapters", (uint64_t)p->job.n_adapters);
   add_int(&t, "prompt_tokens", p->prompt_tokens);
   add_int(&t, "shared_prefix_tokens", p->shared_tokens);
   add_int(&t, "output_tokens_max", p->output_tokens);
@@ -303,6 +314,8 @@ static mr_code print_text(const planned *p, mr_err *err) {
   printf("output tokens     %" PRIu64 " at most\n", p->output_tokens);
   printf("weights           %.0f MiB packed (%s)\n", (double)p->info.packed_bytes / mib,
          p->info.scheme);
+  if (p->job.n_adapters)
+    printf("adapters          %d\n", p->job.n_adapters);
   printf("keys and values   %" PRIu64 " bytes a token (%s), %.0f MiB for %" PRIu64 " tokens\n",
          p->info.kv_bytes_per_token, p->info.kv_type, (double)p->info.kv_memory / mib,
          p->info.kv_tokens);
@@ -314,9 +327,19 @@ static mr_code print_text(const planned *p, mr_err *err) {
 
 /* ------------------------------------------------------------------ the command */
 
+/* What a run would be told about its references. */
+static mr_code check_score(const mr_job *j, mr_err *err) {
+  mr_score *s = NULL;
+  mr_code rc = mr_job_has_score(j) ? mr_score_open(&s, &j->score, err) : MR_OK;
+  mr_score_close(s);
+  return rc;
+}
+
 static mr_code plan_job(planned *p, mr_err *err) {
   mr_job_engine_opts(&p->job, &p->opts);
-  mr_code rc = mr_prompter_open(&p->prompter, p->job.model, err);
+  mr_code rc = check_score(&p->job, err);
+  if (rc == MR_OK)
+    rc = mr_prompter_open(&p->prompter, p->job.model, err);
   if (rc == MR_OK)
     rc = mr_engine_estimate(&p->opts, &p->info, err);
   if (rc == MR_OK)

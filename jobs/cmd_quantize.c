@@ -278,7 +278,7 @@ static mr_code read_texts(args *a, const char *path, int64_t tokens, mr_texts *t
 
 /* OUT against IN, both in float32, on the windows from `first` on. */
 static mr_code measure(const args *a, const mr_texts *t, size_t first, mr_err *err) {
-  mr_accuracy_way in = {a->o.in, true}, out = {a->o.out, true};
+  mr_accuracy_way in = {a->o.in, true, -1}, out = {a->o.out, true, -1};
   mr_accuracy *x = NULL;
   mr_tally tally = {0};
   mr_code rc = mr_accuracy_open(&x, &in, &out, a->o.pool, err);

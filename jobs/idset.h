@@ -1,8 +1,4 @@
-/* idset.h: which ids have been seen, by their 64-bit hashes: 8 bytes an id at a load of at most
- * 3/4.
- *
- * Ten million ids take 128 MiB; two different ones among them share a hash with probability 3e-6.
- */
+/* idset.h: which 64-bit hashes have been seen: 8 bytes each at a load of at most 3/4. */
 #ifndef MR_JOBS_IDSET_H
 #define MR_JOBS_IDSET_H
 

@@ -19,6 +19,7 @@ static const command commands[] = {
     {"status", NULL, mr_cmd_status, "progress of a running, stopped or finished job"},
     {"check", NULL, mr_cmd_check, "whether an output is whole"},
     {"merge", NULL, mr_cmd_merge, "join the outputs of --shard runs"},
+    {"score", NULL, mr_cmd_score, "metrics over results"},
     {"model", "info", mr_cmd_model_info, "what a model file is"},
     {"model", "tokenize", mr_cmd_model_tokenize, "token ids of a text"},
     {"model", "detokenize", mr_cmd_model_detokenize, "text of token ids"},

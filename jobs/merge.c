@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "io/hash.h"
 #include "io/lines.h"
 #include "io/mem.h"
 #include "jobs/rowlist.h"
@@ -14,14 +15,13 @@ typedef struct shard {
   mr_manifest manifest;
 } shard;
 
-/* One shard's lines of one kind while they are merged. */
+/* One shard's lines of one kind while they are read. */
 typedef struct feed {
   const char *path;
   mr_text name; /* holds path */
   mr_source *source;
   mr_lines lines;
-  mr_rowlist_at at;
-  uint64_t row; /* of the next line */
+  mr_text line;
 } feed;
 
 struct mr_merge {
@@ -236,16 +236,8 @@ static const mr_manifest_file *file_of(const shard *s, mr_line_kind kind) {
   return f && f->lines ? f : NULL;
 }
 
-static mr_code open_feed(feed *f, const shard *s, mr_line_kind kind, mr_err *err) {
-  const mr_manifest_file *file = file_of(s, kind);
-  uint64_t lines = kind == MR_LINE_ERROR ? s->manifest.rows_failed : s->manifest.rows_ok;
+static mr_code open_feed(feed *f, const shard *s, const mr_manifest_file *file, mr_err *err) {
   bool more;
-  f->at.s = s->manifest.row_list[kind];
-  if (lines != (file ? file->lines : 0))
-    return mr_err_at(err, MR_E_DATA, s->paths.final[MR_FINAL_MANIFEST], 0, -1,
-                     "it lists no file with the shard's %" PRIu64 " lines", lines);
-  if (!file)
-    return MR_OK;
   mr_code rc = beside(s, file->name, &f->name, err);
   f->path = f->name.data;
   if (!rc)
@@ -264,84 +256,86 @@ static void close_feed(feed *f) {
     mr_lines_free(&f->lines);
   mr_source_close(f->source);
   mr_text_free(&f->name);
+  mr_text_free(&f->line);
 }
 
-static mr_code put_line(feed *f, mr_outfile *o, mr_text *line, mr_err *err) {
+/* The next line with its newline in f->line. */
+static mr_code next_line(feed *f, mr_err *err) {
   mr_line l;
   mr_code rc = mr_lines_next(&f->lines, &l, err);
   if (rc)
     return rc;
   if (!l.s || l.too_long)
     return mr_err_at(err, MR_E_DATA, f->path, 0, -1, "it has not the lines that its manifest says");
-  mr_text_clear(line);
-  mr_text_add(line, l.s, l.len);
-  mr_text_addc(line, '\n');
-  return line->failed ? nomem(err) : mr_outfile_line(o, line->data, line->len, err);
+  mr_text_clear(&f->line);
+  mr_text_add(&f->line, l.s, l.len);
+  mr_text_addc(&f->line, '\n');
+  return f->line.failed ? nomem(err) : MR_OK;
 }
 
-/* The feed with the lowest next row to the top of the heap, from place i down. */
-static void sift(feed **heap, int n, int i) {
-  for (;;) {
-    int low = i, left = 2 * i + 1;
-    for (int k = left; k < left + 2 && k < n; k++)
-      if (heap[k]->row < heap[low]->row)
-        low = k;
-    if (low == i)
-      return;
-    feed *f = heap[i];
-    heap[i] = heap[low];
-    heap[low] = f;
-    i = low;
+/* Goes through the lines of one shard and kind in their order. */
+static mr_code each_line(const mr_merge *m, const shard *s, mr_line_kind kind, mr_line_sink fn,
+                         void *ctx, mr_err *err) {
+  const mr_manifest_file *file = file_of(s, kind);
+  uint64_t lines = kind == MR_LINE_ERROR ? s->manifest.rows_failed : s->manifest.rows_ok;
+  uint64_t n = 0, row;
+  mr_rowlist_at at = {.s = s->manifest.row_list[kind]};
+  feed f = {.path = NULL};
+  if (lines != (file ? file->lines : 0))
+    return mr_err_at(err, MR_E_DATA, s->paths.final[MR_FINAL_MANIFEST], 0, -1,
+                     "it lists no file with the shard's %" PRIu64 " lines", lines);
+  if (!file)
+    return MR_OK;
+  mr_code rc = open_feed(&f, s, file, err);
+  while (!rc && mr_rowlist_next(&at, m->job_rows, &row) == 1) {
+    rc = next_line(&f, err);
+    n++;
+    if (!rc)
+      rc = fn(ctx, row, kind, f.line.data, f.line.len, err);
   }
-}
-
-static mr_code merge_feeds(const mr_merge *m, feed *feeds, feed **heap, mr_outfile *o,
-                           mr_text *line, mr_err *err) {
-  int n = 0;
-  mr_code rc = MR_OK;
-  for (int i = 0; i < m->n; i++)
-    if (mr_rowlist_next(&feeds[i].at, m->job_rows, &feeds[i].row) == 1)
-      heap[n++] = &feeds[i];
-  for (int i = n / 2; i-- > 0;)
-    sift(heap, n, i);
-  while (!rc && n > 0) {
-    feed *f = heap[0];
-    rc = put_line(f, o, line, err);
-    if (mr_rowlist_next(&f->at, m->job_rows, &f->row) != 1)
-      heap[0] = heap[--n];
-    sift(heap, n, 0);
-  }
+  if (!rc && n != lines)
+    rc = mr_err_at(err, MR_E_DATA, s->paths.final[MR_FINAL_MANIFEST], 0, -1,
+                   "it names %" PRIu64 " rows for %" PRIu64 " lines", n, lines);
+  close_feed(&f);
   return rc;
 }
 
-/* In order of completion there is nothing to put in order. */
-static mr_code join_feeds(const mr_merge *m, feed *feeds, mr_line_kind kind, mr_outfile *o,
-                          mr_text *line, mr_err *err) {
+/* All lines of all shards, one file open at a time. */
+static mr_code all_lines(const mr_merge *m, mr_line_sink fn, void *ctx, mr_err *err) {
   mr_code rc = MR_OK;
-  for (int i = 0; !rc && i < m->n; i++) {
-    const mr_manifest *s = &m->shards[i].manifest;
-    uint64_t lines = kind == MR_LINE_ERROR ? s->rows_failed : s->rows_ok;
-    for (uint64_t k = 0; !rc && k < lines; k++)
-      rc = put_line(&feeds[i], o, line, err);
-  }
+  for (int i = 0; !rc && i < m->n * MR_STREAMS; i++)
+    rc = each_line(m, &m->shards[i / MR_STREAMS], (mr_line_kind)(i % MR_STREAMS), fn, ctx, err);
   return rc;
 }
 
-mr_code mr_merge_write(mr_merge *m, mr_line_kind kind, mr_outfile *o, mr_err *err) {
-  feed *feeds = mr_mem_alloc((size_t)m->n, sizeof *feeds);
-  feed **heap = mr_mem_alloc((size_t)m->n, sizeof *heap);
-  mr_text line = {0};
-  mr_code rc = feeds && heap ? MR_OK : nomem(err);
-  for (int i = 0; !rc && i < m->n; i++)
-    rc = open_feed(&feeds[i], &m->shards[i], kind, err);
+static mr_code expect_line(void *ctx, uint64_t row, mr_line_kind kind, const char *line, size_t len,
+                           mr_err *err) {
+  (void)kind, (void)line, (void)err;
+  mr_linesort_expect(ctx, row, len);
+  return MR_OK;
+}
+
+static mr_code add_line(void *ctx, uint64_t row, mr_line_kind kind, const char *line, size_t len,
+                        mr_err *err) {
+  return mr_linesort_add(ctx, row, kind, line, (uint32_t)len, err);
+}
+
+mr_code mr_merge_write(mr_merge *m, const char *spill, size_t bucket_bytes, mr_line_sink sink,
+                       void *ctx, mr_err *err) {
+  if (m->shards[0].manifest.completion_order) /* there is nothing to put in order */
+    return all_lines(m, sink, ctx, err);
+  mr_linesort *s;
+  mr_code rc = mr_linesort_open(&s, spill, m->job_rows, bucket_bytes, err);
+  if (rc)
+    return rc;
+  rc = all_lines(m, expect_line, s, err);
   if (!rc)
-    rc = m->shards[0].manifest.completion_order ? join_feeds(m, feeds, kind, o, &line, err)
-                                                : merge_feeds(m, feeds, heap, o, &line, err);
-  for (int i = 0; feeds && i < m->n; i++)
-    close_feed(&feeds[i]);
-  mr_text_free(&line);
-  mr_mem_free(feeds);
-  mr_mem_free(heap);
+    rc = mr_linesort_begin(s, err);
+  if (!rc)
+    rc = all_lines(m, add_line, s, err);
+  if (!rc)
+    rc = mr_linesort_emit(s, name_of(&m->shards[0]), sink, ctx, err);
+  mr_linesort_close(s);
   return rc;
 }
 

@@ -8,48 +8,27 @@
 
 #include "io/json.h"
 #include "io/mem.h"
+#include "jobs/adapters.h"
+#include "jobs/options_int.h"
 #include "jobs/outname.h"
 #include "jobs/params.h"
 
 #define JOB_FILE_MAX (64u << 20)
 
-typedef enum kind {
-  K_TEXT,     /* char *, owned */
-  K_INT,      /* int, from min to INT_MAX */
-  K_SIZE,     /* uint64_t bytes */
-  K_SIZE0,    /* 0 too */
-  K_DURATION, /* double seconds */
-  K_CLOCK,    /* int minutes of the day */
-  K_SECONDS,  /* int64_t since 1970 */
-  K_SHARD,    /* mr_shard_part */
-  K_FLAG,     /* bool */
-  K_CHOICE,   /* an int-sized enum: index into choices */
-  K_CHOICE01, /* bool: the second of two choices */
-  K_TOLERATE,
-  K_DEFAULTS, /* a JSON object, in place or in a file */
-  K_PARAM     /* a body parameter for rows that are silent */
-} kind;
-
-typedef struct option {
-  const char *name; /* long, and in JOB.json */
-  char letter;      /* or 0 */
-  kind kind;
-  size_t at; /* in mr_job */
-  int min;
-  const char *arg; /* for the help page; choices as "a|b" */
-  unsigned commands;
-  const char *help;
-} option;
-
 #define AT(field) offsetof(mr_job, field)
 #define RUN (1u << MR_CMD_RUN | 1u << MR_CMD_PLAN)
 #define MERGE (1u << MR_CMD_MERGE)
-#define JSON (1u << MR_CMD_PLAN | 1u << MR_CMD_STATUS | 1u << MR_CMD_CHECK)
+#define SCORE (1u << MR_CMD_SCORE)
+#define JSON (1u << MR_CMD_PLAN | 1u << MR_CMD_STATUS | 1u << MR_CMD_CHECK | SCORE)
 
-static const option options[] = {
+const option mr_options[] = {
     {"model", 'm', K_TEXT, AT(model), 0, "FILE", RUN, "the model (GGUF)"},
+    {"lora", 0, K_ADAPTER, 0, 0, "NAME=DIR", RUN,
+     "a PEFT adapter for the rows whose model is NAME; may be given again"},
     {"output", 'o', K_TEXT, AT(output), 0, "OUT", RUN | MERGE,
      "results: OUT.jsonl.zst (or .jsonl, .jsonl.gz), or - for standard output"},
+    {"output", 'o', K_TEXT, AT(output), 0, "OUT", SCORE,
+     "the scores of each row, in OUT.jsonl.zst (or .jsonl, .jsonl.gz)"},
     {"defaults", 0, K_DEFAULTS, 0, 0, "FILE|JSON", RUN,
      "body parameters for rows that do not set them"},
     {"max-tokens", 0, K_PARAM, 0, 0, "N", RUN,
@@ -69,7 +48,8 @@ static const option options[] = {
      "plain rows come back with their prompt"},
     {"order", 0, K_CHOICE01, AT(completion_order), 0, "input|completion", RUN,
      "order of the results"},
-    {"tolerate", 0, K_TOLERATE, 0, 0, "N|P%", RUN | MERGE, "exit 0 although so many rows failed"},
+    {"tolerate", 0, K_TOLERATE, 0, 0, "N|P%", RUN | MERGE | SCORE,
+     "exit 0 although so many rows failed or are missing"},
     {"until", 0, K_CLOCK, AT(until_min), 0, "HH:MM", RUN,
      "stop at this time of day, to be resumed"},
     {"time-limit", 0, K_DURATION, AT(time_limit_s), 0, "D", RUN,
@@ -96,35 +76,74 @@ static const option options[] = {
     {"kv-policy", 0, K_CHOICE, AT(kv_policy), 0, "auto|fewer|spill|recompute", RUN,
      "when memory for keys and values runs out: what costs least; fewer rows at once; to disk and "
      "back; compute again"},
-    {"kv-type", 0, K_CHOICE, AT(kv_type), 0, "f32|f16", RUN,
-     "type of keys and values (f16, and f32 with --compute exact)"},
+    {"kv-type", 0, K_CHOICE, AT(kv_type), 0, "f32|f16|bf16|int8|q4|fp8", RUN,
+     "type of keys and values (bf16 where the CPU has AMX, else f16; f32 with --compute exact)"},
     {"prefix-sharing", 0, K_CHOICE01, AT(no_prefix_sharing), 0, "on|off", RUN,
      "compute what prompts begin with alike once (on)"},
-    {"level", 0, K_INT, AT(zstd_level), 1, "N", RUN | MERGE,
+    {"prefix-cache", 0, K_TEXT, AT(prefix_cache), 0, "DIR", RUN,
+     "keep shared beginnings of prompts for later runs, and take them from there (none)"},
+    {"prefix-cache-size", 0, K_SIZE, AT(prefix_cache_bytes), 0, "SIZE", RUN,
+     "what is kept there; the least recently used goes first (4GiB)"},
+    {"level", 0, K_INT, AT(zstd_level), 1, "N", RUN | MERGE | SCORE,
      "compression level of the results (3)"},
     {"progress", 0, K_CHOICE, AT(progress), 0, "auto|none|line|bar|json", RUN,
      "progress on standard error; none: not a word unless something is wrong"},
     {"metrics-file", 0, K_TEXT, AT(metrics_file), 0, "PATH", RUN,
      "write Prometheus metrics to this file"},
+    {"score-ref", 0, K_LIST, AT(score.refs), 0, "FILE", RUN | SCORE,
+     "references: lines {\"id\", \"answer\"}; may be given again"},
+    {"score-ref-field", 0, K_TEXT, AT(score.ref_field), 0, "NAME", RUN | SCORE,
+     "the field with the answer (answer, target, label, reference); of the results without a FILE"},
+    {"score-metric", 0, K_NAMES, AT(score.metrics), 0, MR_METRIC_NAMES, RUN | SCORE,
+     "what to compute; may be given again"},
+    {"score-extract", 0, K_TEXT, AT(score.extract), 0, "PATTERN", RUN | SCORE,
+     "take the first group of this pattern as the answer"},
+    {"score-extract-match", 0, K_CHOICE, AT(score.extract_last), 0, "first|last", RUN | SCORE,
+     "of several matches"},
+    {"score-ignore", 0, K_NAMES, AT(score.ignore), 0, MR_IGNORE_NAMES, RUN | SCORE,
+     "what exact_match and contains pass over (space)"},
+    {"score-outputs", 0, K_CHOICE, AT(score.outputs), 0, "mean|best|first", RUN | SCORE,
+     "how a row with several outputs counts"},
+    {"score-missing", 0, K_CHOICE, AT(score.skip_missing), 0, "wrong|skip", RUN | SCORE,
+     "how rows without a result count"},
+    {"score-by", 0, K_TEXT, AT(score.by), 0, "FIELD", RUN | SCORE,
+     "scores for each value of this field"},
     {"json", 0, K_FLAG, AT(json), 0, NULL, JSON, "print JSON"},
     {"help", 'h', K_FLAG, AT(help), 0, NULL, ~0u, "print this page"},
 };
-#define N_OPTIONS (sizeof options / sizeof *options)
+#define N_OPTIONS (sizeof mr_options / sizeof *mr_options)
+const size_t mr_n_options = N_OPTIONS;
+
+const char *mr_option_name(const option *o, mr_command cmd) {
+  bool own = cmd == MR_CMD_SCORE && !strncmp(o->name, "score-", 6);
+  return o->name + (own ? 6 : 0);
+}
 
 void mr_job_init(mr_job *j) {
-  *j = (mr_job){
-      .kv_type = -1, .until_min = -1, .created = -1, .max_line = 16u << 20, .zstd_level = 3};
+  *j = (mr_job){.kv_type = -1,
+                .until_min = -1,
+                .created = -1,
+                .max_line = 16u << 20,
+                .zstd_level = 3,
+                .prefix_cache_bytes = (uint64_t)4 << 30};
+}
+
+static void free_list(mr_list *l) {
+  for (int i = 0; i < l->n; i++)
+    mr_mem_free(l->s[i]);
+  mr_mem_free(l->s);
+  *l = (mr_list){0};
 }
 
 static void free_inputs(mr_job *j) {
-  for (int i = 0; i < j->n_inputs; i++)
-    mr_mem_free(j->inputs[i]);
-  mr_mem_free(j->inputs);
+  mr_list l = {j->inputs, j->n_inputs};
+  free_list(&l);
   j->inputs = NULL;
   j->n_inputs = 0;
 }
 
 void mr_job_free(mr_job *j) {
+  mr_adapters_free(j);
   free_inputs(j);
   mr_mem_free(j->job_file);
   mr_mem_free(j->model);
@@ -133,18 +152,18 @@ void mr_job_free(mr_job *j) {
   mr_mem_free(j->device);
   mr_mem_free(j->metrics_file);
   mr_mem_free(j->spill_dir);
+  mr_mem_free(j->prefix_cache);
+  free_list(&j->score.refs);
+  mr_mem_free(j->score.ref_field);
+  mr_mem_free(j->score.extract);
+  mr_mem_free(j->score.by);
   json_decref(j->defaults);
   mr_job_init(j);
 }
 
 /* ------------------------------------------------------------------ setting one option */
 
-/* Where a value came from: the code of its errors, and how its option is written. */
-typedef struct origin {
-  mr_code code;
-  const char *prefix; /* "--" or "" */
-  const char *file;   /* JOB.json, or NULL */
-} origin;
+typedef mr_option_origin origin;
 
 static mr_code no_memory(mr_err *err) {
   return mr_err_set(err, MR_E_NOMEM, "out of memory for the options");
@@ -170,6 +189,37 @@ static bool read_choice(const char *choices, const char *s, int *value) {
     if (!choices[n])
       return false;
     choices += n + 1;
+  }
+}
+
+static mr_code add_text(mr_list *l, const char *s, mr_err *err) {
+  char **grown = mr_mem_resize(l->s, (size_t)l->n + 1, sizeof *grown);
+  if (!grown)
+    return no_memory(err);
+  l->s = grown;
+  char *copy = mr_mem_copy(s, strlen(s));
+  if (!copy)
+    return no_memory(err);
+  l->s[l->n++] = copy;
+  return MR_OK;
+}
+
+/* Adds names with commas between them to a set. */
+static bool add_names(unsigned *set, const char *choices, const char *s) {
+  char name[32];
+  for (;;) {
+    size_t n = strcspn(s, ",");
+    int i;
+    if (n >= sizeof name)
+      return false;
+    memcpy(name, s, n);
+    name[n] = '\0';
+    if (!read_choice(choices, name, &i))
+      return false;
+    *set |= 1u << i;
+    if (!s[n])
+      return true;
+    s += n + 1;
   }
 }
 
@@ -215,6 +265,8 @@ static const char *wanted(const option *o) {
     return "a string such as \"1/8\"";
   case K_TOLERATE:
     return "a number of rows, or a share such as 5%";
+  case K_LIST:
+    return "a string, or a list of strings";
   default:
     return o->arg ? o->arg : "true or false";
   }
@@ -246,6 +298,8 @@ static bool set_scalar(mr_job *j, const option *o, const char *s) {
     return true;
   case K_TOLERATE:
     return read_tolerate(j, s);
+  case K_NAMES:
+    return add_names((unsigned *)(void *)at, o->arg, s);
   default:
     return false;
   }
@@ -253,15 +307,20 @@ static bool set_scalar(mr_job *j, const option *o, const char *s) {
 
 static mr_code set_from_text(mr_job *j, const option *o, const char *s, const origin *from,
                              mr_err *err) {
+  void *at = (char *)j + o->at;
+  if ((o->kind == K_TEXT || o->kind == K_LIST) && !*s)
+    return mr_err_at(err, from->code, from->file, 0, -1, "%s%s is empty", from->prefix,
+                     mr_option_name(o, from->cmd));
   if (o->kind == K_TEXT)
-    return *s ? set_text((char **)(void *)((char *)j + o->at), s, err)
-              : mr_err_at(err, from->code, from->file, 0, -1, "%s%s is empty", from->prefix,
-                          o->name);
+    return set_text(at, s, err);
+  if (o->kind == K_LIST)
+    return add_text(at, s, err);
   const char *why = NULL;
   if (o->kind == K_SHARD ? mr_shard_parse(s, &j->shard, &why) : set_scalar(j, o, s))
     return MR_OK;
-  return mr_err_at(err, from->code, from->file, 0, -1, "%s%s %s: %s%s", from->prefix, o->name, s,
-                   why ? "" : "it must be ", why ? why : wanted(o));
+  return mr_err_at(err, from->code, from->file, 0, -1, "%s%s %s: %s%s", from->prefix,
+                   mr_option_name(o, from->cmd), s, why ? "" : "it must be ",
+                   why ? why : wanted(o));
 }
 
 /* ------------------------------------------------------------------ defaults of rows */
@@ -344,8 +403,8 @@ static mr_code set_param_text(mr_job *j, const option *o, const char *s, bool *s
 
 static const option *find(const char *name, mr_command cmd) {
   for (size_t i = 0; i < N_OPTIONS; i++)
-    if (!strcmp(options[i].name, name) && options[i].commands & 1u << cmd)
-      return &options[i];
+    if (mr_options[i].commands & 1u << cmd && !strcmp(mr_option_name(&mr_options[i], cmd), name))
+      return &mr_options[i];
   return NULL;
 }
 
@@ -355,8 +414,8 @@ static const char *suggest(const char *word, mr_command cmd, const char *prefix,
   const char *names[N_OPTIONS + 1];
   size_t n = 0;
   for (size_t i = 0; i < N_OPTIONS; i++)
-    if (options[i].commands & 1u << cmd)
-      names[n++] = options[i].name;
+    if (mr_options[i].commands & 1u << cmd)
+      names[n++] = mr_option_name(&mr_options[i], cmd);
   if (!*prefix)
     names[n++] = "inputs";
   const char *near = mr_nearest(word, names, n);
@@ -367,15 +426,11 @@ static const char *suggest(const char *word, mr_command cmd, const char *prefix,
 }
 
 static mr_code add_input(mr_job *j, const char *s, mr_err *err) {
-  char **grown = mr_mem_resize(j->inputs, (size_t)j->n_inputs + 1, sizeof *grown);
-  if (!grown)
-    return no_memory(err);
-  j->inputs = grown;
-  char *copy = mr_mem_copy(s, strlen(s));
-  if (!copy)
-    return no_memory(err);
-  j->inputs[j->n_inputs++] = copy;
-  return MR_OK;
+  mr_list l = {j->inputs, j->n_inputs};
+  mr_code rc = add_text(&l, s, err);
+  j->inputs = l.s;
+  j->n_inputs = l.n;
+  return rc;
 }
 
 static mr_code file_inputs(mr_job *j, const json_t *v, const origin *from, mr_err *err) {
@@ -395,13 +450,28 @@ static mr_code file_inputs(mr_job *j, const json_t *v, const origin *from, mr_er
                    "inputs must be a string or a list of strings");
 }
 
+static mr_code file_list(mr_job *j, const option *o, const json_t *v, const origin *from,
+                         mr_err *err) {
+  mr_code rc = MR_OK;
+  for (size_t i = 0; !rc && i < json_array_size(v); i++) {
+    const char *s = json_string_value(json_array_get(v, i));
+    rc = s ? set_from_text(j, o, s, from, err)
+           : mr_err_at(err, from->code, from->file, 0, -1, "%s[%zu] is not a string", o->name, i);
+  }
+  return rc;
+}
+
 static mr_code file_value(mr_job *j, const option *o, const json_t *v, const origin *from,
                           mr_err *err) {
   if (o->kind == K_DEFAULTS)
     return json_is_string(v) ? set_defaults_text(j, json_string_value(v), from, err)
                              : set_defaults(j, v, from, err);
+  if (o->kind == K_ADAPTER)
+    return mr_adapters_put_json(j, v, from, err);
   if (o->kind == K_PARAM)
     return set_param(j, o, json_incref((json_t *)(uintptr_t)v), from, err);
+  if ((o->kind == K_LIST || o->kind == K_NAMES) && json_array_size(v))
+    return file_list(j, o, v, from, err);
   if (o->kind == K_FLAG && json_is_boolean(v)) {
     *(bool *)(void *)((char *)j + o->at) = json_is_true(v);
     return MR_OK;
@@ -411,7 +481,8 @@ static mr_code file_value(mr_job *j, const option *o, const json_t *v, const ori
   mr_text t = {0};
   mr_json_add(&t, v);
   mr_code rc = t.failed ? no_memory(err) : MR_OK;
-  if (rc == MR_OK && o->kind != K_FLAG && o->kind != K_TEXT && json_is_number(v))
+  if (rc == MR_OK && o->kind != K_FLAG && o->kind != K_TEXT && o->kind != K_LIST &&
+      json_is_number(v))
     rc = set_from_text(j, o, t.data, from, err);
   else if (rc == MR_OK)
     rc = mr_err_at(err, from->code, from->file, 0, -1, "%s is %.200s; it must be %s", o->name,
@@ -449,7 +520,7 @@ static mr_code file_object(mr_job *j, mr_command cmd, json_t *object, const char
 }
 
 static mr_code read_job_file(mr_job *j, mr_command cmd, mr_err *err) {
-  const origin from = {MR_E_CONFIG, "", j->job_file};
+  const origin from = {MR_E_CONFIG, "", j->job_file, cmd};
   mr_err why = MR_ERR_INIT;
   json_t *v = mr_json_read(j->job_file, JOB_FILE_MAX, &why);
   if (!v)
@@ -487,8 +558,9 @@ static mr_code take_option(args *a, mr_command cmd, const char *arg, const optio
     }
   } else {
     for (size_t i = 0; i < N_OPTIONS && !*o; i++)
-      if (options[i].letter && options[i].letter == arg[1] && options[i].commands & 1u << cmd)
-        *o = &options[i];
+      if (mr_options[i].letter && mr_options[i].letter == arg[1] &&
+          mr_options[i].commands & 1u << cmd)
+        *o = &mr_options[i];
     if (*o && arg[2])
       equals = arg + 1; /* -mFILE */
   }
@@ -497,9 +569,11 @@ static mr_code take_option(args *a, mr_command cmd, const char *arg, const optio
                       arg[1] == '-' ? suggest(arg + 2, cmd, "--", near, sizeof near) : "");
   *value = equals ? equals + 1 : NULL;
   if ((*o)->kind == K_FLAG)
-    return equals ? mr_err_set(err, MR_E_USAGE, "--%s takes no value", (*o)->name) : MR_OK;
+    return equals ? mr_err_set(err, MR_E_USAGE, "--%s takes no value", mr_option_name(*o, cmd))
+                  : MR_OK;
   if (!equals && a->at == a->argc)
-    return mr_err_set(err, MR_E_USAGE, "--%s needs a value: %s", (*o)->name, (*o)->arg);
+    return mr_err_set(err, MR_E_USAGE, "--%s needs a value: %s", mr_option_name(*o, cmd),
+                      (*o)->arg);
   if (!equals)
     *value = a->argv[a->at++];
   return MR_OK;
@@ -550,10 +624,20 @@ static mr_code find_job_file(mr_job *j, mr_command cmd, int argc, char **argv, m
   }
 }
 
+/* What JOB.json gathered gives way to the command line. */
+static void forget_list(mr_job *j, const option *o) {
+  void *at = (char *)j + o->at;
+  if (o->kind == K_LIST)
+    free_list(at);
+  else if (o->kind == K_NAMES)
+    *(unsigned *)at = 0;
+}
+
 static mr_code set_from_args(mr_job *j, mr_command cmd, int argc, char **argv, mr_err *err) {
-  const origin from = {MR_E_USAGE, "--", NULL};
+  const origin from = {MR_E_USAGE, "--", NULL, cmd};
   args a = {argc, argv, 1, false};
   bool job_file = j->job_file != NULL, inputs = false, stop_given = false;
+  bool given[N_OPTIONS] = {false};
   for (;;) {
     const option *o;
     const char *value;
@@ -574,9 +658,14 @@ static mr_code set_from_args(mr_job *j, mr_command cmd, int argc, char **argv, m
       *(bool *)(void *)((char *)j + o->at) = true;
     } else if (o->kind == K_DEFAULTS) {
       rc = set_defaults_text(j, value, &from, err);
+    } else if (o->kind == K_ADAPTER) {
+      rc = mr_adapters_put(j, value, &from, err);
     } else if (o->kind == K_PARAM) {
       rc = set_param_text(j, o, value, &stop_given, &from, err);
     } else {
+      if (!given[o - mr_options])
+        forget_list(j, o);
+      given[o - mr_options] = true;
       rc = set_from_text(j, o, value, &from, err);
     }
     if (rc != MR_OK)
@@ -595,13 +684,35 @@ static mr_code word_is_output(mr_job *j, mr_err *err) {
   return rc;
 }
 
+/* A run may be resumed, and then needs its references again; standard input is read once. */
+static mr_code check_score(const mr_job *j, mr_command cmd, mr_err *err) {
+  bool refs = false, inputs = false;
+  for (int i = 0; i < j->score.refs.n; i++)
+    refs |= !strcmp(j->score.refs.s[i], "-");
+  for (int i = 0; i < j->n_inputs; i++)
+    inputs |= !strcmp(j->inputs[i], "-");
+  if (refs && cmd != MR_CMD_SCORE)
+    return mr_err_set(err, MR_E_USAGE, "references of a job cannot come from standard input");
+  if (refs && inputs)
+    return mr_err_set(err, MR_E_USAGE,
+                      "standard input cannot be the results and the references at once");
+  if (cmd == MR_CMD_RUN && j->format == MR_OUT_STDOUT && mr_job_has_score(j))
+    return mr_err_set(err, MR_E_USAGE,
+                      "results on standard output cannot be scored: name a file with -o");
+  return MR_OK;
+}
+
 static mr_code check_whole(mr_job *j, mr_command cmd, mr_err *err) {
   mr_code rc = MR_OK;
   if (cmd == MR_CMD_STATUS || cmd == MR_CMD_CHECK) {
     rc = word_is_output(j, err);
   } else if (cmd == MR_CMD_MERGE && (!j->output || !j->n_inputs)) {
     rc = mr_err_set(err, MR_E_USAGE, "give the output with -o, and the outputs of all shards");
-  } else if (cmd != MR_CMD_MERGE && !j->model) {
+  } else if (cmd == MR_CMD_SCORE && !j->n_inputs) {
+    rc = mr_err_set(err, MR_E_USAGE, "no results: name the output of a job, or files of results");
+  } else if (cmd == MR_CMD_SCORE && j->output && !strcmp(j->output, "-")) {
+    rc = mr_err_set(err, MR_E_USAGE, "-o names a file; the table goes to standard output");
+  } else if (cmd != MR_CMD_MERGE && cmd != MR_CMD_SCORE && !j->model) {
     rc = mr_err_set(err, MR_E_USAGE, "no model: give one with -m FILE");
   } else if (!j->n_inputs) {
     rc = mr_err_set(err, MR_E_USAGE, "no input: name files, directories, or - for standard input");
@@ -610,6 +721,8 @@ static mr_code check_whole(mr_job *j, mr_command cmd, mr_err *err) {
   }
   if (rc == MR_OK && j->output)
     rc = mr_outname_set(j, err);
+  if (rc == MR_OK)
+    rc = check_score(j, cmd, err);
   if (rc == MR_OK && j->zstd_level > 19)
     rc = mr_err_set(err, MR_E_USAGE, "--level %d: the highest level is 19", j->zstd_level);
   return rc;
@@ -631,106 +744,4 @@ mr_code mr_job_parse(mr_job *j, mr_command cmd, int argc, char **argv, mr_err *e
   if (!j->device && (rc = set_text(&j->device, "auto", err)) != MR_OK)
     return rc;
   return check_whole(j, cmd, err);
-}
-
-/* ------------------------------------------------------------------ what is made of them */
-
-int mr_job_status(const mr_job *j, uint64_t rows, uint64_t failed) {
-  double most = j->tolerate_percent ? j->tolerate * (double)rows : j->tolerate;
-  return failed > 0 && (double)failed > most ? 1 : 0;
-}
-
-void mr_job_engine_opts(const mr_job *j, mr_engine_opts *o) {
-  *o = (mr_engine_opts){.model_path = j->model,
-                        .device = j->device,
-                        .compute = j->compute,
-                        .threads = j->threads,
-                        .pin = j->pin,
-                        .max_batch = j->max_batch,
-                        .max_step_tokens = j->max_step_tokens,
-                        .kv_memory = j->kv_memory,
-                        .kv_disk = j->kv_disk,
-                        .spill_dir = j->spill_dir,
-                        .kv_policy = j->kv_policy,
-                        .kv_type = j->kv_type,
-                        .context = j->context,
-                        .no_prefix_sharing = j->no_prefix_sharing};
-}
-
-json_t *mr_job_result_options(const mr_job *j) {
-  static const char *const kv[] = {"f32", "f16"};
-  json_t *o = json_object();
-  if (!o)
-    return NULL;
-  int bad = json_object_set_new(o, "compute",
-                                json_string(j->compute == MR_COMPUTE_EXACT ? "exact" : "fast"));
-  bad |= json_object_set_new(o, "context", json_integer(j->context));
-  bad |=
-      json_object_set_new(o, "defaults", j->defaults ? json_deep_copy(j->defaults) : json_object());
-  bad |= json_object_set_new(o, "duplicates",
-                             json_string(j->duplicates == MR_DUP_REFUSE ? "refuse" : "error-row"));
-  bad |= json_object_set_new(o, "keep-prompt", json_boolean(j->keep_prompt));
-  bad |= json_object_set_new(o, "kv-type", json_string(j->kv_type < 0 ? "auto" : kv[j->kv_type]));
-  bad |= json_object_set_new(
-      o, "long-prompt",
-      json_string(j->long_prompt == MR_LONG_TRUNCATE_LEFT ? "truncate-left" : "error"));
-  bad |= json_object_set_new(o, "max-line", json_integer((json_int_t)j->max_line));
-  if (!bad)
-    return o;
-  json_decref(o);
-  return NULL;
-}
-
-/* ------------------------------------------------------------------ the help page */
-
-static const char *usage_of(mr_command cmd) {
-  switch (cmd) {
-  case MR_CMD_RUN:
-    return "usage: millrace run [JOB.json] [INPUT...] -m MODEL -o OUT [options]\n\n"
-           "Runs a job. The same command again resumes it, or says that nothing is left to do.\n";
-  case MR_CMD_PLAN:
-    return "usage: millrace plan [JOB.json] [INPUT...] -m MODEL [options]\n\n"
-           "Checks every row and estimates the run, without running it.\n";
-  case MR_CMD_STATUS:
-    return "usage: millrace status OUT [--json]\n\n"
-           "Prints the progress of a running, stopped or finished job.\n";
-  case MR_CMD_MERGE:
-    return "usage: millrace merge -o OUT SHARD... [options]\n\n"
-           "Joins the finished outputs of all shards of a job (run --shard I/N) in input order.\n";
-  default:
-    return "usage: millrace check OUT\n\n"
-           "Checks a finished output: frames, digests, one line for each input row.\n";
-  }
-}
-
-static void help_line(const option *o) {
-  char left[80];
-  int n = o->letter ? snprintf(left, sizeof left, "-%c, --%s", o->letter, o->name)
-                    : snprintf(left, sizeof left, "    --%s", o->name);
-  if (o->arg && n > 0 && n < (int)sizeof left)
-    snprintf(left + n, sizeof left - (size_t)n, " %s", o->arg);
-  if (strlen(left) > 28)
-    printf("  %s\n  %-28s %s\n", left, "", o->help);
-  else
-    printf("  %-28s %s\n", left, o->help);
-}
-
-void mr_job_help(mr_command cmd) {
-  printf("%s\n", usage_of(cmd));
-  if (cmd == MR_CMD_RUN || cmd == MR_CMD_PLAN)
-    printf("INPUT is a JSONL file (plain, zstd, gzip, xz, bzip2), a tar or zip of them, a glob, a "
-           "directory,\n"
-           "or - for standard input. A first argument that ends in .json is a job file: an object "
-           "with the\n"
-           "options below by the same names, and \"inputs\".\n\n");
-  printf("options:\n");
-  for (size_t i = 0; i < N_OPTIONS; i++)
-    if (options[i].commands & 1u << cmd)
-      help_line(&options[i]);
-  if (cmd == MR_CMD_RUN)
-    printf("\nexit status: 0 every row done; 1 some rows failed; 64 usage; 65 input unusable; 66 "
-           "no such input;\n"
-           "69 device or model unusable; 73 cannot create output; 74 I/O error; 75 stopped, "
-           "resumable;\n"
-           "78 bad job file.\n");
 }

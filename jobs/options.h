@@ -11,8 +11,9 @@
  *
  * RUN and PLAN take JOB.json (a first argument that ends in .json) and inputs; RUN needs a model,
  * an output and an input, PLAN a model and an input. STATUS and CHECK take one argument: the output
- * (or its OUT), kept in j->output. MERGE needs an output; its inputs are outputs of shards. With -h
- * only `help` is set and nothing else is checked.
+ * (or its OUT), kept in j->output. MERGE needs an output; its inputs are outputs of shards. SCORE
+ * needs inputs, which are results; the options score-NAME of RUN are its --NAME. With -h only
+ * `help` is set and nothing else is checked.
  */
 #ifndef MR_JOBS_OPTIONS_H
 #define MR_JOBS_OPTIONS_H
@@ -20,6 +21,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 
+#include "jobs/score_opts.h"
 #include "jobs/shard.h"
 #include "src/engine.h"
 
@@ -44,17 +46,21 @@ typedef struct mr_job {
   char **inputs;  /* as given: files, globs, directories, "-" */
   int n_inputs;
   char *model, *output;
+  mr_adapter *adapters; /* n_adapters, in the order of their names; owned, with the strings */
+  int n_adapters;
   mr_output_format format;
   char *base; /* output without .jsonl[.zst|.gz]: OUT of the contract; NULL for standard output */
   mr_compute compute;
   char *device;
   int threads, max_batch, max_step_tokens, context;
   bool pin;
-  uint64_t kv_memory;  /* bytes; 0: chosen */
-  uint64_t kv_disk;    /* bytes; 0: none */
-  char *spill_dir;     /* or NULL */
+  uint64_t kv_memory; /* bytes; 0: chosen */
+  uint64_t kv_disk;   /* bytes; 0: none */
+  char *spill_dir;    /* or NULL */
   mr_kv_policy kv_policy;
-  int kv_type;         /* mr_kv_type; -1: by the compute mode */
+  char *prefix_cache;          /* or NULL */
+  uint64_t prefix_cache_bytes; /* kept there */
+  int kv_type;                 /* mr_kv_type; -1: by the compute mode */
   bool no_prefix_sharing;
   int until_min;       /* minutes of the day; -1: none */
   double time_limit_s; /* 0: none */
@@ -70,7 +76,8 @@ typedef struct mr_job {
   mr_progress_kind progress;
   char *metrics_file; /* or NULL */
   int zstd_level;
-  bool json; /* plan, status: machine-readable */
+  bool json; /* plan, status, check, score: machine-readable */
+  mr_score_opts score;
   bool help;
 } mr_job;
 
@@ -79,18 +86,31 @@ typedef enum mr_command {
   MR_CMD_PLAN,
   MR_CMD_STATUS,
   MR_CMD_CHECK,
-  MR_CMD_MERGE
+  MR_CMD_MERGE,
+  MR_CMD_SCORE
 } mr_command;
+
+/* Where a value came from: the code of its errors, and how its option is written. */
+typedef struct mr_option_origin {
+  mr_code code;
+  const char *prefix; /* "--" or "" */
+  const char *file;   /* JOB.json, or NULL */
+  mr_command cmd;
+} mr_option_origin;
 
 void mr_job_init(mr_job *j);
 void mr_job_free(mr_job *j);
 /* argv[0] is the command's name and is skipped. MR_E_USAGE, MR_E_CONFIG (JOB.json), MR_E_NOINPUT
  * (no JOB.json). */
 mr_code mr_job_parse(mr_job *j, mr_command cmd, int argc, char **argv, mr_err *err);
-void mr_job_help(mr_command cmd); /* to standard output */
+void mr_job_help(mr_command cmd);       /* to standard output */
+bool mr_job_has_score(const mr_job *j); /* RUN is to score its results */
 
 /* The exit status of a job that is done: 0, or 1 when more rows failed than --tolerate allows. */
 int mr_job_status(const mr_job *j, uint64_t rows, uint64_t failed);
+
+/* adapters.c: the adapter that rows of this model name use: 1 ..., or 0: none. */
+int mr_job_adapter(const mr_job *j, const char *name);
 
 /* The engine's share of the options; strings are borrowed from j. */
 void mr_job_engine_opts(const mr_job *j, mr_engine_opts *opts);

@@ -6,7 +6,6 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "io/durable.h"
 #include "io/hash.h"
@@ -37,24 +36,6 @@ typedef struct record_head {
   uint32_t json_len, n_prompt, n_cont, n_cont_ids;
 } record_head;
 
-/* ------------------------------------------------------------------ writing */
-
-typedef struct out_file { /* appends through a buffer */
-  char *path;
-  int fd;
-  char *buf;
-  size_t n;
-} out_file;
-
-struct mr_plan_writer {
-  char *dir;
-  out_file data, index;
-  mr_hasher *index_hash;
-  head h;
-  mr_text names; /* of the files, as in plan.head */
-  mr_text record;
-};
-
 static char *join(const char *dir, const char *name) {
   mr_text t = {0};
   mr_text_addf(&t, "%s/%s", dir, name);
@@ -68,13 +49,118 @@ static mr_code no_memory(mr_err *err) {
   return mr_err_set(err, MR_E_NOMEM, "out of memory for the plan");
 }
 
+/* ------------------------------------------------------------------ records and entries */
+
+static mr_code damaged(const char *path, const char *what, mr_err *err) {
+  return mr_err_at(err, MR_E_DATA, path, 0, -1, "the plan is damaged: %s", what);
+}
+
+/* n entries from `row` on. */
+static mr_code read_entries(int fd, const char *path, uint64_t row, mr_plan_entry *to, uint64_t n,
+                            mr_err *err) {
+  size_t bytes = (size_t)n * sizeof *to;
+  ssize_t got = mr_sys_pread_full(fd, to, bytes, (off_t)(row * sizeof *to));
+  if (got < 0)
+    return mr_err_errno(err, MR_E_IO, path, "cannot read");
+  return (size_t)got == bytes ? MR_OK : damaged(path, "plan.index is cut off", err);
+}
+
+/* The sizes in the record's head against its entry and its length. */
+static bool fits(const record_head *h, const mr_plan_entry *e) {
+  uint64_t want = sizeof *h + (uint64_t)h->json_len + 4 * (uint64_t)h->n_prompt +
+                  4 * (uint64_t)h->n_cont + 4 * (uint64_t)h->n_cont_ids;
+  return want == e->bytes && e->n_prompt >= 0 && h->n_prompt == (uint32_t)e->n_prompt &&
+         h->n_cont <= INT_MAX && h->n_cont_ids <= INT_MAX && e->kind <= MR_ROW_BAD;
+}
+
+/* Takes the parts out of the record's bytes; they may lie unaligned there, so they are copied. */
+static mr_code decode(mr_plan_record *rec, const char *bytes, const record_head *h, mr_err *err) {
+  const char *at = bytes + sizeof *h;
+  rec->json_len = h->json_len;
+  rec->n_cont = (int)h->n_cont;
+  rec->json = mr_mem_copy(at, h->json_len);
+  at += h->json_len;
+  rec->prompt = (int32_t *)(void *)mr_mem_copy(at, 4 * (size_t)h->n_prompt);
+  at += 4 * (size_t)h->n_prompt;
+  if (h->n_cont) {
+    rec->cont_len = (int *)(void *)mr_mem_copy(at, 4 * (size_t)h->n_cont);
+    at += 4 * (size_t)h->n_cont;
+    rec->cont = (int32_t *)(void *)mr_mem_copy(at, 4 * (size_t)h->n_cont_ids);
+  }
+  if (!rec->json || !rec->prompt || (h->n_cont && (!rec->cont_len || !rec->cont)))
+    return no_memory(err);
+  uint64_t sum = 0;
+  for (int i = 0; i < rec->n_cont; i++) {
+    if (rec->cont_len[i] < 1)
+      return mr_err_set(err, MR_E_DATA, "a continuation without tokens");
+    sum += (uint64_t)rec->cont_len[i];
+  }
+  return sum == h->n_cont_ids ? MR_OK
+                              : mr_err_set(err, MR_E_DATA, "continuations of other lengths");
+}
+
+/* The record of rec->e, from plan.data of `size` bytes. */
+static mr_code read_record(int fd, const char *path, uint64_t size, mr_plan_record *rec,
+                           mr_err *err) {
+  const mr_plan_entry *e = &rec->e;
+  record_head h;
+  if (e->bytes < sizeof h || e->offset > size || e->bytes > size - e->offset)
+    return damaged(path, "a record lies outside of the file", err);
+  char *bytes = mr_mem_alloc(e->bytes, 1);
+  if (!bytes)
+    return no_memory(err);
+  mr_code rc = MR_OK;
+  ssize_t n = mr_sys_pread_full(fd, bytes, e->bytes, (off_t)e->offset);
+  memcpy(&h, bytes, sizeof h);
+  if (n < 0)
+    rc = mr_err_errno(err, MR_E_IO, path, "cannot read");
+  else if ((uint32_t)n != e->bytes || mr_hash_64(bytes, e->bytes) != e->check || !fits(&h, e))
+    rc = damaged(path, "a record has a wrong checksum", err);
+  else
+    rc = decode(rec, bytes, &h, err);
+  mr_mem_free(bytes);
+  if (rc != MR_OK)
+    mr_plan_record_free(rec);
+  return rc;
+}
+
+void mr_plan_record_free(mr_plan_record *rec) {
+  mr_mem_free(rec->json);
+  mr_mem_free(rec->prompt);
+  mr_mem_free(rec->cont);
+  mr_mem_free(rec->cont_len);
+  rec->json = NULL;
+  rec->prompt = rec->cont = NULL;
+  rec->cont_len = NULL;
+  rec->n_cont = 0;
+}
+
+/* ------------------------------------------------------------------ writing */
+
+typedef struct out_file { /* appends through a buffer */
+  char *path;
+  int fd;
+  char *buf;
+  size_t n;
+} out_file;
+
+struct mr_plan_writer {
+  char *dir;
+  out_file data, index;
+  mr_hasher *index_hash; /* of the entries so far; of no use once one was replaced */
+  bool replaced;
+  head h;
+  mr_text names; /* of the files, as in plan.head */
+  mr_text record;
+};
+
 static mr_code open_out(out_file *f, const char *dir, const char *name, mr_err *err) {
   f->fd = -1;
   f->path = join(dir, name);
   f->buf = mr_mem_alloc(BUFFER_BYTES, 1);
   if (!f->path || !f->buf)
     return no_memory(err);
-  f->fd = mr_sys_now->open(f->path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  f->fd = mr_sys_now->open(f->path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   return f->fd < 0 ? mr_err_errno(err, MR_E_CANTCREATE, f->path, "cannot create") : MR_OK;
 }
 
@@ -173,6 +259,10 @@ mr_code mr_plan_add_file(mr_plan_writer *w, const char *name, mr_err *err) {
   return w->names.failed ? no_memory(err) : MR_OK;
 }
 
+const char *mr_plan_writer_dir(const mr_plan_writer *w) {
+  return w->dir;
+}
+
 void mr_plan_set_digest(mr_plan_writer *w, const char *digest) {
   snprintf(w->h.digest, sizeof w->h.digest, "%s", digest);
 }
@@ -199,37 +289,95 @@ static mr_code encode(mr_plan_writer *w, const mr_plan_record *rec, mr_err *err)
   return MR_OK;
 }
 
-mr_code mr_plan_append(mr_plan_writer *w, const mr_plan_record *rec, mr_err *err) {
+/* Appends the record's bytes to plan.data, and fills in its entry. */
+static mr_code put_record(mr_plan_writer *w, const mr_plan_record *rec, mr_plan_entry *e,
+                          mr_err *err) {
   mr_code rc = encode(w, rec, err);
   if (rc != MR_OK)
     return rc;
-  if (w->h.rows == UINT32_MAX)
-    return mr_err_set(err, MR_E_DATA, "more than %" PRIu32 " rows", UINT32_MAX);
-  mr_plan_entry e = rec->e;
-  e.offset = w->h.data_bytes;
-  e.bytes = (uint32_t)w->record.len;
-  e.check = mr_hash_64(w->record.data, w->record.len);
-  e.prefix = e.kind == MR_ROW_BAD ? 0 : mr_plan_prefix(rec->prompt, e.n_prompt);
-  rc = append(&w->data, w->record.data, w->record.len, err);
-  if (rc == MR_OK)
-    rc = append(&w->index, &e, sizeof e, err);
-  mr_hasher_add(w->index_hash, &e, sizeof e);
-  w->h.data_bytes += e.bytes;
-  w->h.rows++;
-  w->h.bad_rows += e.kind == MR_ROW_BAD;
-  w->h.prompt_tokens += e.kind == MR_ROW_BAD ? 0 : (uint64_t)e.n_prompt;
-  w->h.output_tokens += e.kind == MR_ROW_BAD ? 0 : (uint64_t)e.n_out;
-  return rc;
+  *e = rec->e;
+  e->offset = w->h.data_bytes;
+  e->bytes = (uint32_t)w->record.len;
+  e->check = mr_hash_64(w->record.data, w->record.len);
+  e->prefix = e->kind == MR_ROW_BAD ? 0 : mr_plan_prefix(rec->prompt, e->n_prompt, e->adapter);
+  w->h.data_bytes += e->bytes;
+  return append(&w->data, w->record.data, w->record.len, err);
 }
 
-uint64_t mr_plan_prefix(const int32_t *ids, int n) {
+static void count(mr_plan_writer *w, const mr_plan_entry *e) {
+  w->h.bad_rows += e->kind == MR_ROW_BAD;
+  w->h.prompt_tokens += e->kind == MR_ROW_BAD ? 0 : (uint64_t)e->n_prompt;
+  w->h.output_tokens += e->kind == MR_ROW_BAD ? 0 : (uint64_t)e->n_out;
+}
+
+static void uncount(mr_plan_writer *w, const mr_plan_entry *e) {
+  w->h.bad_rows -= e->kind == MR_ROW_BAD;
+  w->h.prompt_tokens -= e->kind == MR_ROW_BAD ? 0 : (uint64_t)e->n_prompt;
+  w->h.output_tokens -= e->kind == MR_ROW_BAD ? 0 : (uint64_t)e->n_out;
+}
+
+mr_code mr_plan_append(mr_plan_writer *w, const mr_plan_record *rec, mr_err *err) {
+  mr_plan_entry e;
+  if (w->h.rows == UINT32_MAX)
+    return mr_err_set(err, MR_E_DATA, "more than %" PRIu32 " rows", UINT32_MAX);
+  mr_code rc = put_record(w, rec, &e, err);
+  if (rc == MR_OK)
+    rc = append(&w->index, &e, sizeof e, err);
+  if (rc != MR_OK)
+    return rc;
+  mr_hasher_add(w->index_hash, &e, sizeof e);
+  count(w, &e);
+  w->h.rows++;
+  return MR_OK;
+}
+
+mr_code mr_plan_reread(mr_plan_writer *w, uint64_t row, mr_plan_record *rec, mr_err *err) {
+  *rec = (mr_plan_record){.row = row};
+  mr_code rc = drain(&w->data, err);
+  if (rc == MR_OK)
+    rc = drain(&w->index, err);
+  if (rc == MR_OK)
+    rc = read_entries(w->index.fd, w->index.path, row, &rec->e, 1, err);
+  return rc == MR_OK ? read_record(w->data.fd, w->data.path, w->h.data_bytes, rec, err) : rc;
+}
+
+mr_code mr_plan_replace(mr_plan_writer *w, const mr_plan_entry *old, const mr_plan_record *rec,
+                        mr_err *err) {
+  mr_plan_entry e;
+  mr_code rc = put_record(w, rec, &e, err);
+  if (rc == MR_OK)
+    rc = drain(&w->index, err);
+  if (rc != MR_OK)
+    return rc;
+  w->replaced = true;
+  if (mr_sys_pwrite_full(w->index.fd, &e, sizeof e, (off_t)(rec->row * sizeof e)))
+    return mr_err_errno(err, MR_E_IO, w->index.path, "cannot write");
+  uncount(w, old);
+  count(w, &e);
+  return MR_OK;
+}
+
+const char *mr_plan_file_name(const mr_plan_writer *w, uint32_t file, size_t *len) {
+  const char *at = w->names.data;
+  uint32_t n = 0;
+  for (uint32_t i = 0; i <= file; i++, at += n) {
+    memcpy(&n, at, sizeof n);
+    at += sizeof n;
+    if (i == file)
+      break;
+  }
+  *len = n;
+  return at;
+}
+
+uint64_t mr_plan_prefix(const int32_t *ids, int n, uint32_t adapter) {
   static const int depth[] = {32, 64, 128, 512};
   uint64_t key = 0;
   for (size_t i = 0; i < sizeof depth / sizeof *depth; i++) {
     size_t take = (size_t)(n < depth[i] ? n : depth[i]);
     key = key << 16 | mr_hash_64(ids, take * sizeof *ids) >> 48;
   }
-  return key;
+  return adapter ? key ^ mr_hash_64(&adapter, sizeof adapter) : key;
 }
 
 static mr_code finish_file(out_file *f, mr_err *err) {
@@ -237,7 +385,25 @@ static mr_code finish_file(out_file *f, mr_err *err) {
   return rc == MR_OK ? mr_durable_sync_data(f->fd, f->path, err) : rc;
 }
 
+/* The digest of plan.index as it is in the file. */
+static mr_code hash_again(mr_plan_writer *w, mr_err *err) {
+  mr_hasher *h = mr_hasher_new();
+  mr_plan_entry window[MR_PLAN_WINDOW];
+  mr_code rc = h ? MR_OK : no_memory(err);
+  for (uint64_t row = 0, n; rc == MR_OK && row < w->h.rows; row += n) {
+    n = w->h.rows - row < MR_PLAN_WINDOW ? w->h.rows - row : MR_PLAN_WINDOW;
+    rc = read_entries(w->index.fd, w->index.path, row, window, n, err);
+    mr_hasher_add(h, window, n * sizeof *window);
+  }
+  mr_hasher_free(w->index_hash);
+  w->index_hash = h;
+  return rc;
+}
+
 static mr_code write_head(mr_plan_writer *w, mr_err *err) {
+  mr_code rc = w->replaced ? hash_again(w, err) : MR_OK;
+  if (rc != MR_OK)
+    return rc;
   mr_hasher_hex(w->index_hash, w->h.index_digest);
   mr_text t = {0};
   mr_text_add(&t, &w->h, sizeof w->h);
@@ -245,7 +411,7 @@ static mr_code write_head(mr_plan_writer *w, mr_err *err) {
   uint64_t check = t.failed ? 0 : mr_hash_64(t.data, t.len);
   mr_text_add(&t, &check, sizeof check);
   char *path = join(w->dir, "plan.head");
-  mr_code rc = t.failed || !path ? no_memory(err) : mr_durable_write(path, t.data, t.len, err);
+  rc = t.failed || !path ? no_memory(err) : mr_durable_write(path, t.data, t.len, err);
   mr_mem_free(path);
   mr_text_free(&t);
   return rc;
@@ -267,15 +433,9 @@ struct mr_plan {
   head h;
   char *head_bytes; /* the whole of plan.head */
   const char **names;
-  char *data_path;
-  int fd;
-  const mr_plan_entry *index; /* mapped */
-  size_t index_bytes;
+  char *data_path, *index_path;
+  int fd, index_fd;
 };
-
-static mr_code damaged(const char *path, const char *what, mr_err *err) {
-  return mr_err_at(err, MR_E_DATA, path, 0, -1, "the plan is damaged: %s", what);
-}
 
 static mr_code slurp(const char *path, mr_text *t, mr_err *err) {
   int fd = mr_sys_now->open(path, O_RDONLY | O_CLOEXEC, 0);
@@ -340,73 +500,62 @@ static mr_code read_head(mr_plan *p, const char *path, mr_err *err) {
   return rc;
 }
 
-static mr_code check_index(const mr_plan *p, const char *path, mr_err *err) {
+static mr_code check_index(const mr_plan *p, mr_err *err) {
   char hex[MR_HASH_HEX];
-  mr_hash_hex(p->index ? (const void *)p->index : "", p->index_bytes, hex);
-  if (strcmp(hex, p->h.index_digest))
-    return damaged(path, "plan.index has a wrong checksum", err);
-  for (uint64_t i = 0; i < p->h.rows; i++) {
-    const mr_plan_entry *e = &p->index[i];
-    if (e->kind > MR_ROW_BAD || e->n_prompt < 0 || e->n_out < 0 || e->file >= p->h.n_files)
-      return damaged(path, "plan.index has an entry that no row has", err);
+  mr_hasher *h = mr_hasher_new();
+  if (!h)
+    return no_memory(err);
+  mr_plan_scan s;
+  bool good = true;
+  mr_plan_scan_start(&s, p, err);
+  while (mr_plan_scan_next(&s)) {
+    const mr_plan_entry *e = s.e;
+    mr_hasher_add(h, e, sizeof *e);
+    good = good && e->kind <= MR_ROW_BAD && e->n_prompt >= 0 && e->n_out >= 0 &&
+           e->file < p->h.n_files;
   }
+  mr_hasher_hex(h, hex);
+  mr_hasher_free(h);
+  if (s.rc == MR_OK && strcmp(hex, p->h.index_digest))
+    return damaged(p->index_path, "plan.index has a wrong checksum", err);
+  if (s.rc == MR_OK && !good)
+    return damaged(p->index_path, "plan.index has an entry that no row has", err);
+  return s.rc;
+}
+
+/* Opens a file of the plan; its size must be as the head says. */
+static mr_code open_part(int *fd, const char *path, uint64_t bytes, mr_err *err) {
+  struct stat st;
+  *fd = mr_sys_now->open(path, O_RDONLY | O_CLOEXEC, 0);
+  if (*fd < 0 || mr_sys_now->fstat(*fd, &st) < 0)
+    return mr_err_errno(err, MR_E_DATA, path, "cannot open");
+  if (st.st_size < 0 || (uint64_t)st.st_size != bytes)
+    return damaged(path, "it has another size than plan.head says", err);
   return MR_OK;
 }
 
-static mr_code map_index(mr_plan *p, const char *path, mr_err *err) {
-  int fd = mr_sys_now->open(path, O_RDONLY | O_CLOEXEC, 0);
-  struct stat st;
-  if (fd < 0 || mr_sys_now->fstat(fd, &st) < 0) {
-    mr_code rc = mr_err_errno(err, MR_E_DATA, path, "cannot open");
-    if (fd >= 0)
-      mr_sys_now->close(fd);
-    return rc;
-  }
-  mr_code rc = MR_OK;
-  p->index_bytes = p->h.rows * sizeof(mr_plan_entry);
-  if (p->h.rows > UINT32_MAX || st.st_size < 0 || (uint64_t)st.st_size != p->index_bytes) {
-    p->index_bytes = 0;
-    rc = damaged(path, "plan.index has another size than plan.head says", err);
-  } else if (p->index_bytes) {
-    void *m = mr_sys_now->mmap(p->index_bytes, fd, 0);
-    if (m == MAP_FAILED) {
-      p->index_bytes = 0;
-      rc = mr_err_errno(err, MR_E_IO, path, "cannot map");
-    } else {
-      p->index = m;
-    }
-  }
-  mr_sys_now->close(fd);
-  if (rc != MR_OK)
-    return rc;
-  return check_index(p, path, err);
-}
-
-static mr_code open_data(mr_plan *p, mr_err *err) {
-  p->fd = mr_sys_now->open(p->data_path, O_RDONLY | O_CLOEXEC, 0);
-  struct stat st;
-  if (p->fd < 0 || mr_sys_now->fstat(p->fd, &st) < 0)
-    return mr_err_errno(err, MR_E_DATA, p->data_path, "cannot open");
-  if (st.st_size < 0 || (uint64_t)st.st_size != p->h.data_bytes)
-    return damaged(p->data_path, "plan.data has another size than plan.head says", err);
-  return MR_OK;
+static mr_code open_files(mr_plan *p, mr_err *err) {
+  if (p->h.rows > UINT32_MAX)
+    return damaged(p->index_path, "plan.head has too many rows", err);
+  mr_code rc = open_part(&p->index_fd, p->index_path, p->h.rows * sizeof(mr_plan_entry), err);
+  if (rc == MR_OK)
+    rc = check_index(p, err);
+  return rc == MR_OK ? open_part(&p->fd, p->data_path, p->h.data_bytes, err) : rc;
 }
 
 mr_code mr_plan_open(mr_plan **out, const char *dir, mr_err *err) {
   mr_plan *p = mr_mem_alloc(1, sizeof *p);
   if (!p)
     return no_memory(err);
-  p->fd = -1;
-  char *head_path = join(dir, "plan.head"), *index_path = join(dir, "plan.index");
+  p->fd = p->index_fd = -1;
+  char *head_path = join(dir, "plan.head");
+  p->index_path = join(dir, "plan.index");
   p->data_path = join(dir, "plan.data");
   mr_code rc =
-      head_path && index_path && p->data_path ? read_head(p, head_path, err) : no_memory(err);
+      head_path && p->index_path && p->data_path ? read_head(p, head_path, err) : no_memory(err);
   if (rc == MR_OK)
-    rc = map_index(p, index_path, err);
-  if (rc == MR_OK)
-    rc = open_data(p, err);
+    rc = open_files(p, err);
   mr_mem_free(head_path);
-  mr_mem_free(index_path);
   if (rc != MR_OK) {
     mr_plan_close(p);
     return rc;
@@ -418,13 +567,14 @@ mr_code mr_plan_open(mr_plan **out, const char *dir, mr_err *err) {
 void mr_plan_close(mr_plan *p) {
   if (!p)
     return;
-  if (p->index)
-    mr_sys_now->munmap((void *)(uintptr_t)p->index, p->index_bytes);
+  if (p->index_fd >= 0)
+    mr_sys_now->close(p->index_fd);
   if (p->fd >= 0)
     mr_sys_now->close(p->fd);
   mr_mem_free(p->head_bytes);
   mr_mem_free((void *)p->names);
   mr_mem_free(p->data_path);
+  mr_mem_free(p->index_path);
   mr_mem_free(p);
 }
 
@@ -456,79 +606,39 @@ const char *const *mr_plan_files(const mr_plan *p) {
   return p->names;
 }
 
-const mr_plan_entry *mr_plan_entry_at(const mr_plan *p, uint64_t row) {
-  return &p->index[row];
-}
-
-/* The sizes in the record's head against its entry and its length. */
-static bool fits(const record_head *h, const mr_plan_entry *e) {
-  uint64_t want = sizeof *h + (uint64_t)h->json_len + 4 * (uint64_t)h->n_prompt +
-                  4 * (uint64_t)h->n_cont + 4 * (uint64_t)h->n_cont_ids;
-  return want == e->bytes && e->n_prompt >= 0 && h->n_prompt == (uint32_t)e->n_prompt &&
-         h->n_cont <= INT_MAX && h->n_cont_ids <= INT_MAX && e->kind <= MR_ROW_BAD;
-}
-
-/* Takes the parts out of the record's bytes; they may lie unaligned there, so they are copied. */
-static mr_code decode(mr_plan_record *rec, const char *bytes, const record_head *h, mr_err *err) {
-  const char *at = bytes + sizeof *h;
-  rec->json_len = h->json_len;
-  rec->n_cont = (int)h->n_cont;
-  rec->json = mr_mem_copy(at, h->json_len);
-  at += h->json_len;
-  rec->prompt = (int32_t *)(void *)mr_mem_copy(at, 4 * (size_t)h->n_prompt);
-  at += 4 * (size_t)h->n_prompt;
-  if (h->n_cont) {
-    rec->cont_len = (int *)(void *)mr_mem_copy(at, 4 * (size_t)h->n_cont);
-    at += 4 * (size_t)h->n_cont;
-    rec->cont = (int32_t *)(void *)mr_mem_copy(at, 4 * (size_t)h->n_cont_ids);
-  }
-  if (!rec->json || !rec->prompt || (h->n_cont && (!rec->cont_len || !rec->cont)))
-    return no_memory(err);
-  uint64_t sum = 0;
-  for (int i = 0; i < rec->n_cont; i++) {
-    if (rec->cont_len[i] < 1)
-      return mr_err_set(err, MR_E_DATA, "a continuation without tokens");
-    sum += (uint64_t)rec->cont_len[i];
-  }
-  return sum == h->n_cont_ids ? MR_OK
-                              : mr_err_set(err, MR_E_DATA, "continuations of other lengths");
+mr_code mr_plan_entry_read(const mr_plan *p, uint64_t row, mr_plan_entry *e, mr_err *err) {
+  if (row >= p->h.rows)
+    return mr_err_set(err, MR_E_INTERNAL, "row %" PRIu64 " of a plan with %" PRIu64, row,
+                      p->h.rows);
+  return read_entries(p->index_fd, p->index_path, row, e, 1, err);
 }
 
 mr_code mr_plan_read(const mr_plan *p, uint64_t row, mr_plan_record *rec, mr_err *err) {
   *rec = (mr_plan_record){.row = row};
-  if (row >= p->h.rows)
-    return mr_err_set(err, MR_E_INTERNAL, "row %" PRIu64 " of a plan with %" PRIu64, row,
-                      p->h.rows);
-  const mr_plan_entry *e = &p->index[row];
-  record_head h;
-  if (e->bytes < sizeof h || e->offset > p->h.data_bytes || e->bytes > p->h.data_bytes - e->offset)
-    return damaged(p->data_path, "a record lies outside of the file", err);
-  char *bytes = mr_mem_alloc(e->bytes, 1);
-  if (!bytes)
-    return no_memory(err);
-  rec->e = *e;
-  mr_code rc = MR_OK;
-  ssize_t n = mr_sys_pread_full(p->fd, bytes, e->bytes, (off_t)e->offset);
-  memcpy(&h, bytes, sizeof h);
-  if (n < 0)
-    rc = mr_err_errno(err, MR_E_IO, p->data_path, "cannot read");
-  else if ((uint32_t)n != e->bytes || mr_hash_64(bytes, e->bytes) != e->check || !fits(&h, e))
-    rc = damaged(p->data_path, "a record has a wrong checksum", err);
-  else
-    rc = decode(rec, bytes, &h, err);
-  mr_mem_free(bytes);
-  if (rc != MR_OK)
-    mr_plan_record_free(rec);
-  return rc;
+  mr_code rc = mr_plan_entry_read(p, row, &rec->e, err);
+  return rc == MR_OK ? read_record(p->fd, p->data_path, p->h.data_bytes, rec, err) : rc;
 }
 
-void mr_plan_record_free(mr_plan_record *rec) {
-  mr_mem_free(rec->json);
-  mr_mem_free(rec->prompt);
-  mr_mem_free(rec->cont);
-  mr_mem_free(rec->cont_len);
-  rec->json = NULL;
-  rec->prompt = rec->cont = NULL;
-  rec->cont_len = NULL;
-  rec->n_cont = 0;
+void mr_plan_scan_start(mr_plan_scan *s, const mr_plan *p, mr_err *err) {
+  s->p = p;
+  s->err = err;
+  s->rc = MR_OK;
+  s->e = NULL;
+  s->next = s->first = s->n = 0;
+}
+
+bool mr_plan_scan_next(mr_plan_scan *s) {
+  const mr_plan *p = s->p;
+  if (s->rc != MR_OK || s->next >= p->h.rows)
+    return false;
+  if (s->next == s->first + s->n) {
+    s->first = s->next;
+    s->n = p->h.rows - s->next < MR_PLAN_WINDOW ? p->h.rows - s->next : MR_PLAN_WINDOW;
+    s->rc = read_entries(p->index_fd, p->index_path, s->first, s->window, s->n, s->err);
+    if (s->rc != MR_OK)
+      return false;
+  }
+  s->e = &s->window[s->next - s->first];
+  s->row = s->next++;
+  return true;
 }

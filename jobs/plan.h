@@ -13,6 +13,7 @@
 #ifndef MR_JOBS_PLAN_H
 #define MR_JOBS_PLAN_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "io/err.h"
@@ -34,7 +35,7 @@ typedef struct mr_plan_entry { /* 56 bytes, little-endian, as in plan.index */
   int32_t n_prompt; /* tokens */
   int32_t n_out;    /* tokens at most: max_tokens * n, or the continuations' lengths */
   uint32_t kind;    /* mr_row_kind */
-  uint32_t flags;   /* reserved, 0 */
+  uint32_t adapter; /* 0: the base alone; i + 1: the job's adapter i */
   uint64_t check;   /* xxh3-64 of the record */
   uint64_t prefix;  /* mr_plan_prefix of the prompt; 0 for bad rows */
 } mr_plan_entry;
@@ -61,6 +62,14 @@ mr_code mr_plan_add_file(mr_plan_writer *w, const char *name, mr_err *err);
 /* rec->row is ignored: rows are appended in order; e.offset, bytes, check and prefix are
  * filled in. */
 mr_code mr_plan_append(mr_plan_writer *w, const mr_plan_record *rec, mr_err *err);
+/* A row that was appended, read back; and its record replaced by rec (of row rec->row; `old` is its
+ * entry as read back). */
+mr_code mr_plan_reread(mr_plan_writer *w, uint64_t row, mr_plan_record *rec, mr_err *err);
+mr_code mr_plan_replace(mr_plan_writer *w, const mr_plan_entry *old, const mr_plan_record *rec,
+                        mr_err *err);
+/* The name of an input file that was added: *len bytes, not terminated, borrowed until the next. */
+const char *mr_plan_file_name(const mr_plan_writer *w, uint32_t file, size_t *len);
+const char *mr_plan_writer_dir(const mr_plan_writer *w);
 /* What the plan was made from (hex, kept in the head); mr_preflight_run sets the digest of the
  * inputs. */
 void mr_plan_set_digest(mr_plan_writer *w, const char *digest);
@@ -79,12 +88,32 @@ uint64_t mr_plan_output_tokens_max(const mr_plan *p);
 const char *mr_plan_digest(const mr_plan *p); /* "": none */
 uint32_t mr_plan_n_files(const mr_plan *p);
 const char *const *mr_plan_files(const mr_plan *p); /* n_files names; what mr_render.files wants */
-const mr_plan_entry *mr_plan_entry_at(const mr_plan *p, uint64_t row); /* mapped; row < rows */
+/* One row's entry, or its whole record. MR_E_IO, MR_E_DATA (damaged), MR_E_NOMEM. */
+mr_code mr_plan_entry_read(const mr_plan *p, uint64_t row, mr_plan_entry *e, mr_err *err);
 mr_code mr_plan_read(const mr_plan *p, uint64_t row, mr_plan_record *rec, mr_err *err);
 void mr_plan_record_free(mr_plan_record *rec);
 
+/* All entries in input order, a window of them in memory:
+ *     mr_plan_scan s;
+ *     mr_plan_scan_start(&s, p, err);
+ *     while (mr_plan_scan_next(&s)) ...       s.row, s.e
+ *     rc = s.rc;                              why it ended early, or MR_OK */
+#define MR_PLAN_WINDOW 256
+typedef struct mr_plan_scan {
+  uint64_t row;
+  const mr_plan_entry *e; /* until the next call */
+  mr_code rc;
+  const mr_plan *p;
+  mr_err *err;
+  uint64_t next, first, n; /* the row to come; the window's first row and rows */
+  mr_plan_entry window[MR_PLAN_WINDOW];
+} mr_plan_scan;
+void mr_plan_scan_start(mr_plan_scan *s, const mr_plan *p, mr_err *err);
+bool mr_plan_scan_next(mr_plan_scan *s);
+
 /* Four keys of 16 bits, from the top: of the first 32, 64, 128 and 512 ids. Prompts that begin
- * alike lie together when they are sorted by it; unlike ones seldom do. */
-uint64_t mr_plan_prefix(const int32_t *ids, int n);
+ * alike lie together when they are sorted by it; unlike ones, and those of different adapters,
+ * seldom do. */
+uint64_t mr_plan_prefix(const int32_t *ids, int n, uint32_t adapter);
 
 #endif

@@ -7,8 +7,9 @@
 #include "io/hash.h"
 #include "io/json.h"
 #include "io/lines.h"
+#include "io/mem.h"
 #include "io/sys.h"
-#include "jobs/idset.h"
+#include "jobs/repeats.h"
 #include "jobs/rows.h"
 
 #define TICK_ROWS 256 /* rows between two calls of tick, and texts, whichever comes first */
@@ -26,7 +27,10 @@ typedef struct preflight {
   mr_source *source;
   mr_hasher *hasher;
   mr_lines lines;
-  mr_idset ids;
+  mr_repeats *ids;
+  uint64_t repeats;
+  uint64_t first_repeat; /* --duplicates refuse: the first row that is one, */
+  mr_err refused;        /* and what to say of it; code MR_OK: none */
 } preflight;
 
 static mr_code ask(preflight *f) {
@@ -38,39 +42,43 @@ static mr_code ask(preflight *f) {
   return mr_err_set(f->err, MR_E_STOPPED, "stopped while the input was read");
 }
 
-/* The id of a record as a NUL-terminated text for messages; what follows a NUL in it is not shown.
- */
-static const char *shown_id(const mr_plan_record *rec, json_t **keep) {
+/* Keeps the error of the first repetition in input order, for --duplicates refuse. */
+static mr_code refuse_repeat(preflight *f, const mr_plan_record *rec, const char *id) {
   size_t len;
-  *keep = mr_json_load(rec->json, rec->json_len);
-  const char *id = mr_row_id(*keep, &len);
-  return id ? id : "?";
+  const char *file = mr_plan_file_name(f->w, rec->e.file, &len);
+  if (f->refused.code != MR_OK && rec->row >= f->first_repeat)
+    return MR_OK;
+  char *name = mr_mem_copy(file, len);
+  if (!name)
+    return mr_err_set(f->err, MR_E_NOMEM, "out of memory for a row");
+  f->first_repeat = rec->row;
+  mr_err_clear(&f->refused);
+  mr_err_at(&f->refused, MR_E_DATA, name, (int64_t)rec->e.line, -1,
+            "the id \"%.100s\" is that of an earlier row (--duplicates refuse)", id);
+  mr_mem_free(name);
+  return MR_OK;
 }
 
 /* The record of a repeated id becomes an error record, or ends the job. */
-static mr_code repeat(preflight *f, const mr_row_source *src, mr_plan_record *rec) {
-  json_t *keep;
-  const char *id = shown_id(rec, &keep);
-  mr_code rc;
-  if (!keep) /* the record is ours: it cannot be wrong */
-    return mr_err_set(f->err, MR_E_NOMEM, "out of memory for a row");
-  if (f->j->duplicates == MR_DUP_REFUSE) {
-    rc = mr_err_at(f->err, MR_E_DATA, src->file, (int64_t)src->line, -1,
-                   "the id \"%.100s\" is that of an earlier row (--duplicates refuse)", id);
-  } else if (rec->e.kind == MR_ROW_BAD) {
-    rc = MR_OK; /* it has an error already */
-  } else {
-    mr_row_error why = {0};
-    mr_row_error_set(&why, "custom_id", "duplicate_id",
-                     "the id \"%.100s\" is that of an earlier row", id);
-    mr_plan_record bad;
-    rc = mr_row_bad(src, id, &why, &bad, f->err);
-    if (rc == MR_OK) {
-      mr_plan_record_free(rec);
-      *rec = bad;
-    }
-  }
-  json_decref(keep);
+static mr_code repeat(void *ctx, const mr_plan_record *rec, const char *id, mr_err *err) {
+  preflight *f = ctx;
+  mr_code rc = ++f->repeats % TICK_ROWS == 0 ? ask(f) : MR_OK;
+  if (rc != MR_OK || f->j->duplicates == MR_DUP_REFUSE)
+    return rc != MR_OK ? rc : refuse_repeat(f, rec, id);
+  if (rec->e.kind == MR_ROW_BAD) /* it has an error already */
+    return MR_OK;
+  const mr_row_source src = {.file_index = rec->e.file, .line = rec->e.line};
+  mr_row_error why = {0};
+  mr_row_error_set(&why, "custom_id", "duplicate_id", "the id \"%.100s\" is that of an earlier row",
+                   id);
+  mr_plan_record bad;
+  rc = mr_row_bad(&src, id, &why, &bad, err);
+  if (rc != MR_OK)
+    return rc;
+  bad.row = rec->row;
+  rc = mr_plan_replace(f->w, &rec->e, &bad, err);
+  mr_plan_record_free(&bad);
+  f->stats->bad_rows++;
   return rc;
 }
 
@@ -91,11 +99,8 @@ static mr_code take_line(preflight *f, const mr_row_source *src, const mr_line *
   mr_code rc = make_record(f, src, line, &rec);
   if (rc != MR_OK)
     return rc;
-  bool known = false;
   if (rec.id_hash)
-    rc = mr_idset_add(&f->ids, rec.id_hash, &known, f->err);
-  if (rc == MR_OK && known)
-    rc = repeat(f, src, &rec);
+    rc = mr_repeats_add(f->ids, rec.id_hash, f->stats->rows, f->err);
   if (rc == MR_OK)
     rc = mr_plan_append(f->w, &rec, f->err);
   f->stats->rows++;
@@ -147,13 +152,23 @@ mr_code mr_preflight_run(const mr_job *j, const mr_prompter *p, double now, int 
                  .stats = stats,
                  .tick = tick,
                  .ctx = ctx,
+                 .refused = MR_ERR_INIT,
                  .err = err};
   *stats = (mr_preflight_stats){0};
   mr_code rc = mr_source_open(&f.source, (const char *const *)j->inputs, j->n_inputs, err);
   if (rc != MR_OK)
     return rc;
   f.hasher = mr_hasher_new();
-  rc = f.hasher ? take_all(&f) : mr_err_set(err, MR_E_NOMEM, "out of memory for the inputs");
+  rc = f.hasher ? mr_repeats_open(&f.ids, mr_plan_writer_dir(w), 0, err)
+                : mr_err_set(err, MR_E_NOMEM, "out of memory for the inputs");
+  if (rc == MR_OK)
+    rc = take_all(&f);
+  if (rc == MR_OK)
+    rc = mr_repeats_find(f.ids, w, repeat, &f, err);
+  if (rc == MR_OK && f.refused.code != MR_OK) {
+    *err = f.refused;
+    rc = err->code;
+  }
   if (rc == MR_OK) {
     mr_hasher_hex(f.hasher, stats->input_digest);
     mr_plan_set_digest(w, stats->input_digest);
@@ -161,7 +176,7 @@ mr_code mr_preflight_run(const mr_job *j, const mr_prompter *p, double now, int 
   }
   mr_hasher_free(f.hasher);
   mr_lines_free(&f.lines);
-  mr_idset_free(&f.ids);
+  mr_repeats_close(f.ids);
   mr_source_close(f.source);
   return rc;
 }

@@ -153,11 +153,19 @@ static json_t *engine(const mr_report *r) {
 /* What was done when memory for keys and values ran out. */
 static json_t *kv(const mr_report *r) {
   const mr_engine_stats *s = &r->stats;
-  return json_pack("{s:s*, s:o, s:o, s:o, s:o, s:o, s:o}", "policy", r->info.kv_policy,
+  return json_pack("{s:s*, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "policy", r->info.kv_policy,
                    "preemptions", count(s->preemptions), "recomputed_tokens",
                    count(s->recomputed_tokens), "spill_bytes", count(s->kv_spill_bytes),
                    "fetch_bytes", count(s->kv_fetch_bytes), "disk_failures", count(s->kv_failures),
-                   "stall_seconds", real(s->kv_stall_s));
+                   "stall_seconds", real(s->kv_stall_s), "resumed_rows", count(s->resumed_rows),
+                   "resumed_tokens", count(s->resumed_tokens));
+}
+
+static json_t *prefix_cache(const mr_report *r) {
+  const mr_engine_stats *s = &r->stats;
+  return json_pack("{s:o, s:o, s:o, s:o}", "tokens", count(s->prompt_tokens_cached), "read_bytes",
+                   count(s->cache_read_bytes), "written_bytes", count(s->cache_written_bytes),
+                   "bad_files", count(s->cache_bad));
 }
 
 static json_t *timeline(const mr_timeline *t) {
@@ -242,6 +250,7 @@ json_t *mr_report_to_json(const mr_report *r) {
                            real(r->earlier_s), "rows_lost_and_redone", count(r->lost_rows));
   int bad = json_object_set_new(o, "runs", runs);
   bad |= json_object_set_new(o, "kv", kv(r));
+  bad |= json_object_set_new(o, "prefix_cache", prefix_cache(r));
   bad |= json_object_set_new(o, "results_bytes", count(r->results_bytes));
   if (!bad && add_peaks(r, o) && add_identity(r, o))
     return o;

@@ -13,6 +13,7 @@
 #define PLOT_Y 12
 #define PLOT_W (CHART_W - PLOT_X - 12)
 #define PLOT_H (CHART_H - PLOT_Y - 34)
+#define SCORE_GROUPS 100 /* shown */
 
 static const char style[] =
     ":root{color-scheme:light "
@@ -310,6 +311,57 @@ static void latency_card(mr_text *t, const json_t *r) {
   mr_text_adds(t, "</table></section>\n");
 }
 
+static void score_row(mr_text *t, const char *group, const char *name, const json_t *m) {
+  static const char *const columns[] = {"value", "low", "high"};
+  char a[40];
+  mr_text_adds(t, "<tr><td>");
+  escaped(t, group);
+  mr_text_addf(t, "%s%s</td>", *group ? " · " : "", name);
+  for (size_t i = 0; i < sizeof columns / sizeof *columns; i++) {
+    const json_t *v = json_object_get(m, columns[i]);
+    mr_text_addf(t, json_is_number(v) ? "<td>%.4f</td>" : "<td>–</td>", json_number_value(v));
+  }
+  mr_text_addf(
+      t, "<td>%s</td></tr>",
+      mr_progress_count((uint64_t)json_integer_value(json_object_get(m, "rows")), a, sizeof a));
+}
+
+static void score_rows(mr_text *t, const char *group, json_t *metrics) {
+  const char *name;
+  json_t *m;
+  json_object_foreach(metrics, name, m) score_row(t, group, name, m);
+}
+
+static void score_card(mr_text *t, const json_t *r) {
+  json_t *score = json_object_get(r, "score"), *groups = json_object_get(score, "groups"), *g;
+  const char *name;
+  int shown = 0;
+  if (!score)
+    return;
+  mr_text_adds(t, "<section class=\"card\"><h2>Score</h2>");
+  if (json_object_get(score, "error")) {
+    mr_text_adds(t, "<p>");
+    escaped(t, text(r, "score", "error"));
+    mr_text_adds(t, "</p></section>\n");
+    return;
+  }
+  mr_text_adds(t, "<table><tr><th></th><th>value</th><th>95 % from</th><th>to</th>"
+                  "<th>rows</th></tr>");
+  score_rows(t, "", json_object_get(score, "metrics"));
+  json_object_foreach(groups, name, g) {
+    if (shown++ < SCORE_GROUPS)
+      score_rows(t, name, json_object_get(g, "metrics"));
+  }
+  mr_text_adds(t, "</table><table>");
+  row_count(t, "Results without a reference", number(r, "score", "unreferenced"));
+  row_count(t, "Missing, counted as wrong", number(r, "score", "missing"));
+  mr_text_adds(t, "</table>");
+  if (shown > SCORE_GROUPS)
+    mr_text_addf(t, "<p>The first %d of %d groups; the others are in the JSON report.</p>",
+                 SCORE_GROUPS, shown);
+  mr_text_adds(t, "</section>\n");
+}
+
 static void errors_card(mr_text *t, const json_t *r) {
   const char *kind;
   json_t *n, *errors = json_object_get(r, "errors");
@@ -362,6 +414,7 @@ mr_code mr_report_html(const json_t *r, mr_text *t, mr_err *err) {
   tiles(t, r);
   chart(t, "Output tokens a second", x, json_object_get(line, "output_tokens_per_s"), "a");
   chart(t, "Sequences in flight", x, json_object_get(line, "sequences"), "b");
+  score_card(t, r);
   time_card(t, r);
   errors_card(t, r);
   work_card(t, r);

@@ -7,14 +7,15 @@
 #include "jobs/cmd.h"
 #include "jobs/signals.h"
 
-static int say_finished(const mr_run *r) {
+static int say_finished(mr_run *r) {
   const mr_manifest *m = mr_commit_finished(r->commit);
   int status = mr_job_status(&r->job, m->id.rows, m->rows_failed);
   if (status || r->job.progress != MR_PROGRESS_NONE)
     fprintf(stderr,
             "millrace: nothing left to do: %s is finished, %llu rows, %llu of them failed\n",
             r->job.output, (unsigned long long)m->id.rows, (unsigned long long)m->rows_failed);
-  return status;
+  mr_run_score_finished(r);
+  return r->score_failed ? 1 : status;
 }
 
 static mr_code say_stopped(mr_run *r, mr_err *err) {
@@ -31,10 +32,17 @@ static mr_code say_stopped(mr_run *r, mr_err *err) {
     return mr_err_set(err, MR_E_STOPPED,
                       "stopped by %s; nothing was written: with -o - a job cannot be resumed",
                       r->stopped);
+  char begun[128] = "";
+  const mr_engine_stats *s = &r->report.stats;
+  if (s->saved_rows)
+    snprintf(begun, sizeof begun, " and goes on with the %llu rows in flight %s",
+             (unsigned long long)s->saved_rows,
+             s->saved_bytes ? "where they are"
+                            : "(with --kv-disk their keys and values would be kept, too)");
   return mr_err_set(err, MR_E_STOPPED,
-                    "stopped by %s after %llu of %llu rows; the same command resumes the job",
+                    "stopped by %s after %llu of %llu rows; the same command resumes the job%s",
                     r->stopped, (unsigned long long)mr_commit_done_rows(r->commit),
-                    (unsigned long long)r->id.rows);
+                    (unsigned long long)r->id.rows, begun);
 }
 
 static void say_figures(const mr_run *r) {
@@ -62,7 +70,8 @@ static int say_done(mr_run *r) {
   r->progress = NULL;
   if (status || r->job.progress != MR_PROGRESS_NONE)
     say_figures(r);
-  return status;
+  mr_run_score_say(r);
+  return r->score_failed ? 1 : status;
 }
 
 static mr_code run(mr_run *r, int *status, mr_err *err) {
@@ -94,12 +103,14 @@ static void free_run(mr_run *r) {
   mr_err ignored = MR_ERR_INIT;
   mr_progress_close(r->progress);
   mr_shard_close(r->shard);
+  mr_saved_close(r->saved);
   mr_plan_close(r->plan);
   if (r->paths.temporary && r->commit) /* nobody could resume it */
     mr_commit_discard(r->commit, &ignored);
   mr_commit_close(r->commit);
   mr_prompter_close(r->prompter);
   mr_report_free(&r->report);
+  mr_score_close(r->score);
   mr_identity_free(&r->id);
   json_decref(r->inputs);
   mr_paths_free(&r->paths);

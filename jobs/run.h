@@ -15,6 +15,7 @@
 #include "jobs/progress.h"
 #include "jobs/render.h"
 #include "jobs/report.h"
+#include "jobs/score.h"
 #include "jobs/shard.h"
 
 typedef struct mr_run {
@@ -28,9 +29,12 @@ typedef struct mr_run {
   mr_commit *commit;
   mr_plan *plan;
   mr_shard *shard; /* NULL: the whole job */
+  mr_saved *saved; /* rows that the run before had begun, or NULL */
   mr_progress *progress;
   mr_progress_now now;
   mr_report report;
+  mr_score *score;   /* NULL: none was asked for */
+  bool score_failed; /* it was told */
   double start_s;      /* monotonic, of this run */
   double deadline_s;   /* monotonic; 0: none */
   bool was_new;        /* the state was made by this run */
@@ -41,6 +45,14 @@ typedef struct mr_run {
 mr_code mr_run_prepare(mr_run *r, mr_err *err);
 mr_code mr_run_rows(mr_run *r, mr_err *err);
 mr_code mr_run_finish(mr_run *r, mr_err *err);
+
+/* Reads the references; MR_E_DATA and others before anything is done. */
+mr_code mr_run_score_open(mr_run *r, mr_err *err);
+/* The scores of the assembled results, or {"error"}, or NULL: none were asked for. */
+json_t *mr_run_score(mr_run *r);
+/* A finished job whose report lacks the scores that are asked for now. */
+void mr_run_score_finished(mr_run *r);
+void mr_run_score_say(const mr_run *r);
 
 /* Progress now and then, and what must be done for a waiting signal. */
 void mr_run_tick(mr_run *r, const char *phase);

@@ -79,8 +79,12 @@ static mr_code finish(mr_run *r, mr_manifest *m, mr_err *err) {
   if (to_stdout)
     return MR_OK;
   m->inputs = json_incref(r->inputs);
-  json_t *o = mr_report_to_json(&r->report);
-  rc = mr_report_put(o, r->commit, m, err);
+  json_t *score = mr_run_score(r), *o = mr_report_to_json(&r->report);
+  if (!score || json_object_set(o, "score", score) == 0)
+    rc = mr_report_put(o, r->commit, m, err);
+  else
+    rc = mr_err_set(err, MR_E_NOMEM, "out of memory for the report");
+  json_decref(score);
   json_decref(o);
   return rc ? rc : mr_commit_publish(r->commit, m, err);
 }

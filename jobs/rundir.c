@@ -30,10 +30,14 @@ static char *join(const char *a, const char *b) {
   return NULL;
 }
 
-static char *temporary_dir(void) {
+const char *mr_path_temporary(void) {
   const char *tmp = getenv("TMPDIR");
+  return tmp && *tmp ? tmp : "/tmp";
+}
+
+static char *temporary_dir(void) {
   mr_text t = {0};
-  mr_text_addf(&t, "%s/millrace-%ld-%llx", tmp && *tmp ? tmp : "/tmp", (long)getpid(),
+  mr_text_addf(&t, "%s/millrace-%ld-%llx", mr_path_temporary(), (long)getpid(),
                (unsigned long long)mr_sys_now->clock_ns());
   if (!t.failed)
     return t.data;
@@ -62,6 +66,10 @@ static bool make_all(mr_paths *p, const char *base, const char *output) {
           (p->final[i] = i == MR_FINAL_OUTPUT ? join(output, "") : join(base, suffixes[i])) != NULL;
   }
   return ok;
+}
+
+char *mr_paths_kv(const mr_paths *p) {
+  return join(p->run, "/kv");
 }
 
 mr_code mr_paths_make(mr_paths *p, const char *base, const char *output, mr_err *err) {

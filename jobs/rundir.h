@@ -38,6 +38,8 @@ mr_code mr_paths_make(mr_paths *p, const char *base, const char *output, mr_err 
 /* The names behind what a user types for `status` and `check`: OUT, the output itself, OUT.run or
  * the manifest. The output's name comes from the file that exists (.jsonl.zst when none does). */
 mr_code mr_paths_find(mr_paths *p, const char *typed, mr_err *err);
+/* Where rows in flight are kept (saved.h); owned by the caller. NULL: out of memory. */
+char *mr_paths_kv(const mr_paths *p);
 void mr_paths_free(mr_paths *p);
 
 /* Creates the directory if need be and takes the lock: *fd. MR_E_STOPPED: another run holds it. */
@@ -45,6 +47,7 @@ mr_code mr_rundir_lock(const mr_paths *p, int *fd, mr_err *err);
 /* Whether a run holds the lock now. Writes nothing. */
 bool mr_rundir_is_locked(const mr_paths *p);
 
+const char *mr_path_temporary(void); /* $TMPDIR or /tmp; borrowed */
 bool mr_path_exists(const char *path);
 /* The same where a wrong "no" would throw work away: a disk that does not answer is MR_E_IO. */
 mr_code mr_path_look(const char *path, bool *there, mr_err *err);

@@ -1,183 +1,359 @@
 #include "jobs/schedule.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "io/hash.h"
 #include "io/mem.h"
+#include "io/sorter.h"
 #include "kernels/kernels.h"
+#include "src/lora.h"
 
-/* Lengths fall into buckets of 1/16 octave: equal enough to be admitted in input order. */
-#define BUCKETS (64 * 16)
+#define MEMORY_BYTES ((size_t)2 << 20)
 
 /* Depths, in blocks of the prompt, at which groups are told apart: 1, 2, 4, ... */
 #define LEVELS 16
 
-typedef struct item {
-  uint64_t key;
-  uint32_t row;
-  uint32_t weight; /* of its group at the level that is being sorted: longest first */
-} item;
+/* A group of rows that begin alike is known by `at`, its first place in the order: no two groups
+ * of a level have the same. All fields are of one size, so that no record has holes. */
+typedef struct waiting { /* a row whose place within its group is to be found; by row */
+  uint32_t row, at, weight, n_prompt;
+} waiting;
+
+typedef struct member { /* such a row with the hash of its blocks; by (at, key, row) */
+  uint32_t at, high, low, row, weight, n_prompt;
+} member;
+
+typedef struct group { /* rows of one key, or one row alone; by (at, longest first, name) */
+  uint32_t at, weight; /* of the group above; of its longest row */
+  uint32_t name, size; /* its first row */
+  uint32_t number;     /* among the groups of more than one row, in the order of members */
+} group;
+
+typedef struct start { /* by number */
+  uint32_t number, at;
+} start;
+
+typedef struct place { /* by at */
+  uint32_t at, row;
+} place;
 
 struct mr_schedule {
-  uint32_t *rows; /* n, in the order of admission; 4 bytes a row is all that a job's size costs */
-  uint64_t n, at;
+  mr_sorter *places;
+  uint64_t left;
 };
+
+typedef struct level { /* one depth, while it is worked on */
+  const mr_plan *p;
+  const char *dir;
+  size_t memory;
+  int depth;
+  mr_sorter *waiting, *members, *groups, *starts, *next; /* next: waiting for the depth below */
+  mr_sorter *places;
+  mr_err *err;
+} level;
+
+/* ---------------------------------------------------------------- orders */
+
+static int compare(uint32_t a, uint32_t b) {
+  return (a > b) - (a < b);
+}
+
+static int by_row(const void *a, const void *b) {
+  return compare(((const waiting *)a)->row, ((const waiting *)b)->row);
+}
+
+static int by_key(const void *a, const void *b) {
+  const member *x = a, *y = b;
+  int d = compare(x->at, y->at);
+  d = d ? d : compare(x->high, y->high);
+  d = d ? d : compare(x->low, y->low);
+  return d ? d : compare(x->row, y->row);
+}
+
+static int by_weight(const void *a, const void *b) {
+  const group *x = a, *y = b;
+  int d = compare(x->at, y->at);
+  d = d ? d : compare(y->weight, x->weight);
+  return d ? d : compare(x->name, y->name);
+}
+
+static int by_number(const void *a, const void *b) {
+  return compare(((const start *)a)->number, ((const start *)b)->number);
+}
+
+static int by_place(const void *a, const void *b) {
+  return compare(((const place *)a)->at, ((const place *)b)->at);
+}
 
 /* ---------------------------------------------------------------- lengths and keys */
 
-static unsigned length_of(const mr_plan_entry *e) {
+/* Lengths fall into buckets of 1/16 octave: equal enough to be admitted in input order. */
+static uint32_t length_of(const mr_plan_entry *e) {
   uint64_t v = (uint64_t)e->n_prompt + (uint64_t)e->n_out + 16;
   unsigned top = 63u - (unsigned)__builtin_clzll(v);
   return top * 16 + (unsigned)(v >> (top - 4) & 15);
 }
 
-/* A hash of the first `blocks` blocks, which also stands for them; a row with fewer is a group by
- * itself. The last token of a prompt is computed in any case. */
-static mr_code key_of(const mr_plan *p, uint32_t row, int blocks, uint64_t *key, mr_err *err) {
+static int64_t tokens_of(const level *l) {
+  return (int64_t)MR_KV_BLOCK << l->depth;
+}
+
+/* A hash of the row's first blocks, which also stands for them. */
+static mr_code key_of(const level *l, const waiting *w, member *m) {
   mr_plan_record rec;
-  int64_t tokens = (int64_t)blocks * MR_KV_BLOCK;
-  *key = mr_hash_64(&row, sizeof row);
-  if (mr_plan_entry_at(p, row)->n_prompt <= tokens)
-    return MR_OK;
-  mr_code rc = mr_plan_read(p, row, &rec, err);
+  mr_code rc = mr_plan_read(l->p, w->row, &rec, l->err);
   if (rc)
     return rc;
-  *key = mr_hash_64(rec.prompt, (size_t)tokens * sizeof *rec.prompt);
+  uint64_t key = mr_hash_64(rec.prompt, (size_t)tokens_of(l) * sizeof *rec.prompt);
   mr_plan_record_free(&rec);
+  *m = (member){w->at, (uint32_t)(key >> 32), (uint32_t)key, w->row, w->weight, w->n_prompt};
   return MR_OK;
 }
 
-/* ---------------------------------------------------------------- sorting */
+/* ---------------------------------------------------------------- one level */
 
-static int by_key(const void *a, const void *b) {
-  const item *x = a, *y = b;
-  if (x->key != y->key)
-    return x->key < y->key ? -1 : 1;
-  return x->row < y->row ? -1 : x->row > y->row;
+static mr_code open_sorter(const level *l, mr_sorter **s, size_t bytes, mr_sorter_order order) {
+  return mr_sorter_open(s, l->dir, bytes, order, l->memory, l->err);
 }
 
-static int by_weight(const void *a, const void *b) {
-  const item *x = a, *y = b;
-  if (x->weight != y->weight)
-    return x->weight > y->weight ? -1 : 1;
-  return by_key(a, b);
+static void close_sorter(mr_sorter **s) {
+  mr_sorter_close(*s);
+  *s = NULL;
 }
 
-static uint64_t run_end(const item *v, uint64_t at, uint64_t n) {
-  uint64_t end = at + 1;
-  while (end < n && v[end].key == v[at].key)
-    end++;
-  return end;
+static mr_code add_alone(level *l, uint32_t at, uint32_t weight, uint32_t row) {
+  return mr_sorter_add(l->groups, &(group){at, weight, row, 1, 0}, l->err);
+}
+
+/* Rows that are long enough get their keys; the others are groups by themselves. The last token of
+ * a prompt is computed in any case. */
+static mr_code take_keys(level *l) {
+  waiting w;
+  member m;
+  bool more;
+  mr_code rc = mr_sorter_sort(l->waiting, l->err);
+  while (!rc && (rc = mr_sorter_next(l->waiting, &w, &more, l->err)) == MR_OK && more) {
+    if (l->depth == LEVELS || w.n_prompt <= tokens_of(l)) {
+      rc = add_alone(l, w.at, w.weight, w.row);
+      continue;
+    }
+    rc = key_of(l, &w, &m);
+    if (!rc)
+      rc = mr_sorter_add(l->members, &m, l->err);
+  }
+  close_sorter(&l->waiting);
+  return rc ? rc : mr_sorter_sort(l->members, l->err);
+}
+
+static bool same_group(const member *a, const member *b) {
+  return a->at == b->at && a->high == b->high && a->low == b->low;
 }
 
 /* Each run of equal keys becomes a group: named by its first row, weighed by its longest one. */
-static void make_groups(item *v, uint64_t n, const mr_plan *p) {
-  for (uint64_t at = 0, end; at < n; at = end) {
-    uint32_t most = 0;
-    end = run_end(v, at, n);
-    for (uint64_t i = at; i < end; i++) {
-      uint32_t length = length_of(mr_plan_entry_at(p, v[i].row));
-      most = length > most ? length : most;
+static mr_code make_groups(level *l) {
+  member first = {0}, m;
+  group g = {0};
+  bool more;
+  mr_code rc;
+  while ((rc = mr_sorter_next(l->members, &m, &more, l->err)) == MR_OK && more) {
+    if (g.size && same_group(&first, &m)) {
+      g.size++;
+      g.weight = m.weight > g.weight ? m.weight : g.weight;
+      continue;
     }
-    uint64_t name = v[at].row;
-    for (uint64_t i = at; i < end; i++) {
-      v[i].weight = most;
-      v[i].key = name;
-    }
+    if (g.size && (rc = mr_sorter_add(l->groups, &g, l->err)) != MR_OK)
+      return rc;
+    first = m;
+    g = (group){m.at, m.weight, m.row, 1, g.number + (g.size > 1)};
   }
+  if (!rc && g.size)
+    rc = mr_sorter_add(l->groups, &g, l->err);
+  return rc ? rc : mr_sorter_sort(l->groups, l->err);
 }
 
-/* v[0..n), whose rows begin alike in the blocks of all levels above: groups of this level in order
- * of their longest row, and so on inside each. */
-static mr_code order_rows(item *v, uint64_t n, int level, const mr_plan *p, mr_err *err) {
-  for (uint64_t i = 0; i < n; i++) {
-    mr_code rc = MR_OK;
-    v[i].key = v[i].row;
-    if (level < LEVELS && n > 1)
-      rc = key_of(p, v[i].row, 1 << level, &v[i].key, err);
+/* The groups one after the other, from the place of the group above on: a row alone has its place,
+ * a group its start. */
+static mr_code give_places(level *l) {
+  group g;
+  uint32_t above = 0, at = 0;
+  bool more, any = false;
+  mr_code rc;
+  while ((rc = mr_sorter_next(l->groups, &g, &more, l->err)) == MR_OK && more) {
+    at = any && g.at == above ? at : g.at;
+    above = g.at;
+    any = true;
+    rc = g.size == 1 ? mr_sorter_add(l->places, &(place){at, g.name}, l->err)
+                     : mr_sorter_add(l->starts, &(start){g.number, at}, l->err);
     if (rc)
       return rc;
+    at += g.size;
   }
-  qsort(v, n, sizeof *v, by_key);
-  make_groups(v, n, p);
-  qsort(v, n, sizeof *v, by_weight);
-  for (uint64_t at = 0, end; at < n && level < LEVELS; at = end) {
-    end = run_end(v, at, n);
-    mr_code rc = end - at > 1 ? order_rows(v + at, end - at, level + 1, p, err) : MR_OK;
-    if (rc)
-      return rc;
+  close_sorter(&l->groups);
+  return rc ? rc : mr_sorter_sort(l->starts, l->err);
+}
+
+static mr_code wait_again(level *l, const member *m, uint32_t at) {
+  return mr_sorter_add(l->next, &(waiting){m->row, at, m->weight, m->n_prompt}, l->err);
+}
+
+/* The members of groups go on to the next depth. */
+static mr_code go_on(level *l) {
+  member before = {0}, m;
+  start s = {0};
+  bool more, any = false, inside = false; /* inside: `before` has gone on already */
+  mr_code rc = mr_sorter_rewind(l->members, l->err);
+  while (!rc && (rc = mr_sorter_next(l->members, &m, &more, l->err)) == MR_OK && more) {
+    bool same = any && same_group(&before, &m);
+    if (same && !inside) {
+      rc = mr_sorter_next(l->starts, &s, &more, l->err);
+      if (!rc)
+        rc = wait_again(l, &before, s.at);
+    }
+    if (same && !rc)
+      rc = wait_again(l, &m, s.at);
+    inside = same;
+    any = true;
+    before = m;
   }
-  return MR_OK;
+  return rc;
+}
+
+static void close_level(level *l) {
+  close_sorter(&l->waiting);
+  close_sorter(&l->members);
+  close_sorter(&l->groups);
+  close_sorter(&l->starts);
+}
+
+/* Gives rows their places, or leaves those of one group of this depth in l->waiting. */
+static mr_code one_level(level *l) {
+  mr_code rc = open_sorter(l, &l->members, sizeof(member), by_key);
+  if (!rc)
+    rc = open_sorter(l, &l->groups, sizeof(group), by_weight);
+  if (!rc)
+    rc = open_sorter(l, &l->starts, sizeof(start), by_number);
+  if (!rc)
+    rc = open_sorter(l, &l->next, sizeof(waiting), by_row);
+  if (!rc)
+    rc = take_keys(l);
+  if (!rc)
+    rc = make_groups(l);
+  if (!rc)
+    rc = give_places(l);
+  if (!rc)
+    rc = go_on(l);
+  close_level(l);
+  l->waiting = l->next;
+  l->next = NULL;
+  l->depth++;
+  return rc;
 }
 
 /* ---------------------------------------------------------------- open */
 
-static bool wanted(bool (*skip)(void *ctx, uint64_t row), void *ctx, uint64_t row) {
-  return !skip || !skip(ctx, row);
+/* Rows of one adapter follow each other: a step then multiplies with few adapters. Those that the
+ * longest row belongs to come first. */
+typedef struct adapters {
+  uint32_t rows[MR_LORA_MAX + 1], longest[MR_LORA_MAX + 1], at[MR_LORA_MAX + 1];
+} adapters;
+
+static uint32_t adapter_of(const mr_plan_entry *e) {
+  return e->adapter <= MR_LORA_MAX ? e->adapter : 0;
 }
 
-/* Rows that need no engine go to s->rows, the others to v. */
-static uint64_t collect(mr_schedule *s, item *v, const mr_plan *p,
-                        bool (*skip)(void *ctx, uint64_t row), void *ctx) {
-  uint64_t n = 0;
-  for (uint64_t i = 0; i < mr_plan_rows(p); i++) {
-    if (!wanted(skip, ctx, i))
-      continue;
-    if (mr_plan_entry_at(p, i)->kind == MR_ROW_BAD)
-      s->rows[s->n++] = (uint32_t)i;
-    else
-      v[n++] = (item){.row = (uint32_t)i};
-  }
-  return n;
+static void count_adapter(adapters *a, const mr_plan_entry *e) {
+  uint32_t i = adapter_of(e), length = length_of(e);
+  a->rows[i]++;
+  a->longest[i] = length > a->longest[i] ? length : a->longest[i];
 }
 
-mr_code mr_schedule_open(mr_schedule **out, const mr_plan *p, bool (*skip)(void *ctx, uint64_t row),
-                         void *ctx, mr_err *err) {
-  uint64_t left = 0;
-  for (uint64_t i = 0; i < mr_plan_rows(p); i++)
-    left += wanted(skip, ctx, i);
-  mr_schedule *s = mr_mem_alloc(1, sizeof *s);
-  item *v = mr_mem_alloc(left, sizeof *v);
-  if (s)
-    s->rows = mr_mem_alloc(left, sizeof *s->rows);
-  mr_code rc = MR_OK;
-  if (!s || !v || !s->rows) {
-    rc = mr_err_set(err, MR_E_NOMEM, "out of memory for the order of %llu rows",
-                    (unsigned long long)left);
-  } else {
-    uint64_t n = collect(s, v, p, skip, ctx);
-    rc = order_rows(v, n, 0, p, err);
-    for (uint64_t i = 0; i < n; i++)
-      s->rows[s->n++] = v[i].row;
+static void place_adapters(adapters *a, uint32_t first) {
+  for (;;) {
+    uint32_t best = 0;
+    for (uint32_t i = 0; i <= MR_LORA_MAX; i++)
+      if (a->rows[i] && (!a->rows[best] || a->longest[i] > a->longest[best]))
+        best = i;
+    if (!a->rows[best])
+      return;
+    a->at[best] = first;
+    first += a->rows[best];
+    a->rows[best] = 0;
   }
-  mr_mem_free(v);
-  if (rc)
-    mr_schedule_close(s);
-  else
-    *out = s;
+}
+
+static mr_code wait_first(level *l, const mr_plan_scan *s, uint32_t at) {
+  return mr_sorter_add(l->waiting,
+                       &(waiting){(uint32_t)s->row, at, length_of(s->e), (uint32_t)s->e->n_prompt},
+                       l->err);
+}
+
+/* Rows that need no engine get the first places, the others wait. */
+static mr_code collect(level *l, bool (*skip)(void *ctx, uint64_t row), void *ctx) {
+  mr_plan_scan s;
+  uint32_t n_bad = 0;
+  adapters a = {{0}, {0}, {0}};
+  mr_code rc = open_sorter(l, &l->waiting, sizeof(waiting), by_row);
+  for (int bad = 1; bad >= 0; bad--) {
+    mr_plan_scan_start(&s, l->p, l->err);
+    while (!rc && mr_plan_scan_next(&s)) {
+      uint32_t row = (uint32_t)s.row;
+      bool is_bad = s.e->kind == MR_ROW_BAD;
+      if (skip && skip(ctx, s.row))
+        continue;
+      if (bad && is_bad)
+        rc = mr_sorter_add(l->places, &(place){n_bad++, row}, l->err);
+      else if (bad)
+        count_adapter(&a, s.e);
+      else if (!is_bad)
+        rc = wait_first(l, &s, a.at[adapter_of(s.e)]);
+    }
+    place_adapters(&a, n_bad);
+    rc = rc ? rc : s.rc;
+  }
   return rc;
 }
 
-bool mr_schedule_next(mr_schedule *s, uint64_t *row) {
-  if (s->at == s->n)
-    return false;
-  *row = s->rows[s->at++];
-  return true;
+static mr_code order_rows(level *l, bool (*skip)(void *ctx, uint64_t row), void *ctx) {
+  mr_code rc = open_sorter(l, &l->places, sizeof(place), by_place);
+  if (!rc)
+    rc = collect(l, skip, ctx);
+  while (!rc && mr_sorter_count(l->waiting))
+    rc = one_level(l);
+  close_level(l);
+  return rc ? rc : mr_sorter_sort(l->places, l->err);
 }
 
-void mr_schedule_back(mr_schedule *s) {
-  if (s->at)
-    s->at--;
+mr_code mr_schedule_open(mr_schedule **out, const mr_plan *p, const char *dir, size_t memory_bytes,
+                         bool (*skip)(void *ctx, uint64_t row), void *ctx, mr_err *err) {
+  level l = {.p = p, .dir = dir, .memory = memory_bytes ? memory_bytes : MEMORY_BYTES, .err = err};
+  mr_schedule *s = mr_mem_alloc(1, sizeof *s);
+  mr_code rc = s ? order_rows(&l, skip, ctx)
+                 : mr_err_set(err, MR_E_NOMEM, "out of memory for the order of the rows");
+  if (rc) {
+    mr_sorter_close(l.places);
+    mr_mem_free(s);
+    return rc;
+  }
+  *s = (mr_schedule){.places = l.places, .left = mr_sorter_count(l.places)};
+  *out = s;
+  return MR_OK;
+}
+
+mr_code mr_schedule_next(mr_schedule *s, uint64_t *row, bool *more, mr_err *err) {
+  place p;
+  mr_code rc = mr_sorter_next(s->places, &p, more, err);
+  if (rc || !*more)
+    return rc;
+  *row = p.row;
+  s->left--;
+  return MR_OK;
 }
 
 uint64_t mr_schedule_left(const mr_schedule *s) {
-  return s->n - s->at;
+  return s->left;
 }
 
 void mr_schedule_close(mr_schedule *s) {
   if (!s)
     return;
-  mr_mem_free(s->rows);
+  mr_sorter_close(s->places);
   mr_mem_free(s);
 }

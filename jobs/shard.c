@@ -118,28 +118,28 @@ static mr_code add_piece(cutter *c, const piece *add, mr_err *err) {
 /* More rows with one prefix than a shard should get: cut by their place in the input. */
 static mr_code cut_rows(cutter *c, uint64_t prefix, mr_err *err) {
   mr_code rc = MR_OK;
-  for (uint64_t row = 0; !rc && row < c->rows; row++) {
-    const mr_plan_entry *e = mr_plan_entry_at(c->p, row);
-    if (e->kind != MR_ROW_BAD && e->prefix == prefix)
-      rc = add_piece(c, &(piece){prefix, row, work_of(e), false, 0}, err);
-  }
-  return rc;
+  mr_plan_scan s;
+  mr_plan_scan_start(&s, c->p, err);
+  while (!rc && mr_plan_scan_next(&s))
+    if (s.e->kind != MR_ROW_BAD && s.e->prefix == prefix)
+      rc = add_piece(c, &(piece){prefix, s.row, work_of(s.e), false, 0}, err);
+  return rc ? rc : s.rc;
 }
 
-static void sum_level(cutter *c, uint64_t prefix, int level) {
+static mr_code sum_level(cutter *c, uint64_t prefix, int level, mr_err *err) {
   double *bins = c->bins[level];
+  mr_plan_scan s;
   memset(bins, 0, BINS * sizeof *bins);
-  for (uint64_t row = 0; row < c->rows; row++) {
-    const mr_plan_entry *e = mr_plan_entry_at(c->p, row);
-    if (e->kind != MR_ROW_BAD && above(e->prefix, level) == prefix)
-      bins[e->prefix >> (16 * (LEVELS - 1 - level)) & (BINS - 1)] += work_of(e);
-  }
+  mr_plan_scan_start(&s, c->p, err);
+  while (mr_plan_scan_next(&s))
+    if (s.e->kind != MR_ROW_BAD && above(s.e->prefix, level) == prefix)
+      bins[s.e->prefix >> (16 * (LEVELS - 1 - level)) & (BINS - 1)] += work_of(s.e);
+  return s.rc;
 }
 
 /* The groups below `prefix`, of which the first `level` keys are given. */
 static mr_code cut_level(cutter *c, uint64_t prefix, int level, mr_err *err) {
-  mr_code rc = MR_OK;
-  sum_level(c, prefix, level);
+  mr_code rc = sum_level(c, prefix, level, err);
   for (uint64_t bin = 0; !rc && bin < BINS; bin++) {
     double work = c->bins[level][bin];
     uint64_t key = prefix | bin << (16 * (LEVELS - 1 - level));
@@ -212,8 +212,7 @@ static mr_code assign(cutter *c, mr_err *err) {
   return rc;
 }
 
-static int shard_of(const cutter *c, uint64_t row) {
-  const mr_plan_entry *e = mr_plan_entry_at(c->p, row);
+static int shard_of(const cutter *c, uint64_t row, const mr_plan_entry *e) {
   if (e->kind == MR_ROW_BAD)
     return (int)(row % (uint64_t)c->shards);
   size_t lo = 0, hi = c->n; /* the last piece that does not begin after the row */
@@ -232,8 +231,12 @@ static int shard_of(const cutter *c, uint64_t row) {
 
 static mr_code cut(cutter *c, mr_err *err) {
   double all = 0;
-  for (uint64_t row = 0; row < c->rows; row++)
-    all += work_of(mr_plan_entry_at(c->p, row));
+  mr_plan_scan s;
+  mr_plan_scan_start(&s, c->p, err);
+  while (mr_plan_scan_next(&s))
+    all += work_of(s.e);
+  if (s.rc)
+    return s.rc;
   c->share = all / c->shards;
   for (int i = 0; i < LEVELS; i++)
     if (!(c->bins[i] = mr_mem_alloc(BINS, sizeof **c->bins)))
@@ -242,15 +245,18 @@ static mr_code cut(cutter *c, mr_err *err) {
   return rc ? rc : assign(c, err);
 }
 
-static void take_rows(mr_shard *s, const cutter *c, int index) {
-  for (uint64_t row = 0; row < c->rows; row++) {
-    if (row % ROWS_PER_SUM == 0)
-      s->before[row / ROWS_PER_SUM] = s->n;
-    if (shard_of(c, row) != index)
+static mr_code take_rows(mr_shard *s, const cutter *c, int index, mr_err *err) {
+  mr_plan_scan r;
+  mr_plan_scan_start(&r, c->p, err);
+  while (mr_plan_scan_next(&r)) {
+    if (r.row % ROWS_PER_SUM == 0)
+      s->before[r.row / ROWS_PER_SUM] = s->n;
+    if (shard_of(c, r.row, r.e) != index)
       continue;
-    s->bits[row / 64] |= (uint64_t)1 << row % 64;
+    s->bits[r.row / 64] |= (uint64_t)1 << r.row % 64;
     s->n++;
   }
+  return r.rc;
 }
 
 static uint64_t hash_cut(const cutter *c, mr_hasher *h) {
@@ -269,10 +275,10 @@ static mr_code fill(mr_shard *s, cutter *c, mr_shard_part part, mr_err *err) {
   s->bits = mr_mem_alloc((size_t)(c->rows / 64) + 1, sizeof *s->bits);
   s->before = mr_mem_alloc((size_t)(c->rows / ROWS_PER_SUM) + 1, sizeof *s->before);
   mr_code rc = h && s->bits && s->before ? cut(c, err) : no_memory(err);
-  if (!rc) {
-    take_rows(s, c, part.index - 1);
+  if (!rc)
+    rc = take_rows(s, c, part.index - 1, err);
+  if (!rc)
     s->cut = hash_cut(c, h);
-  }
   mr_hasher_free(h);
   return rc;
 }

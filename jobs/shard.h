@@ -30,7 +30,7 @@ typedef struct mr_shard mr_shard;
 /* "I/N"; "slurm": from SLURM_ARRAY_TASK_ID, _MIN, _MAX and _COUNT. False with the reason in why. */
 bool mr_shard_parse(const char *s, mr_shard_part *part, const char **why);
 
-/* MR_E_NOMEM. Memory: a bit a row, and a few MiB. */
+/* MR_E_NOMEM, MR_E_IO. Memory: a bit a row, and a few MiB. */
 mr_code mr_shard_open(mr_shard **out, const mr_plan *p, mr_shard_part part, mr_err *err);
 void mr_shard_close(mr_shard *s); /* NULL is fine */
 bool mr_shard_has(const mr_shard *s, uint64_t row);

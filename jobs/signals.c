@@ -23,6 +23,7 @@ static void on_stop(int sig) {
   if (stops++ > 0)
     end_at_once("\nmillrace: stopped at once; the same command resumes the job\n");
   alarm(GRACE_S);
+  mr_sys_wake();
 }
 
 static void on_alarm(int sig) {
@@ -46,6 +47,7 @@ static void handle(int sig, void (*what)(int)) {
 }
 
 void mr_signals_install(void) {
+  mr_sys_wake_open(); /* without it a wait for input ends with the alarm */
   handle(SIGTERM, on_stop);
   handle(SIGINT, on_stop);
   handle(SIGALRM, on_alarm);

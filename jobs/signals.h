@@ -1,11 +1,11 @@
 /* signals.h: how a run is asked to stop or to say where it is.
  *
- * SIGTERM, SIGINT: the first asks (mr_signals_stop becomes true); the run drains and ends by
- * itself, with 75. If it has not ended after 9 s (a long load, a long step) the process ends at
- * once with 75: whatever is committed stays, the rest is computed again. The second signal ends
- * the process at once, with 75 too. SIGUSR1: progress is printed. SIGPIPE and SIGHUP are ignored:
- * a job goes on when its terminal has gone. SIGXFSZ (a limit of the size of files) too: the write
- * fails.
+ * SIGTERM, SIGINT: the first asks (mr_signals_stop becomes true, and a wait for input ends); the
+ * run drains and ends by itself, with 75. If it has not ended after 9 s (a long load, a long step)
+ * the process ends at once with 75: whatever is committed stays, the rest is computed again. The
+ * second signal ends the process at once, with 75 too. SIGUSR1: progress is printed. SIGPIPE and
+ * SIGHUP are ignored: a job goes on when its terminal has gone. SIGXFSZ (a limit of the size of
+ * files) too: the write fails.
  */
 #ifndef MR_JOBS_SIGNALS_H
 #define MR_JOBS_SIGNALS_H

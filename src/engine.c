@@ -16,7 +16,6 @@
 
 static const char *const scheme_names[MR_SCHEMES] = {"f32", "bf16", "int8"};
 static const char *const policy_names[] = {"auto", "fewer", "spill", "recompute"};
-static const char *const kv_names[MR_KV_TYPES] = {"f32", "f16", "bf16", "int8", "q4", "fp8"};
 
 /* ---------------------------------------------------------------- the plan: sizes from options and
  * model */
@@ -39,6 +38,9 @@ static mr_code get_kernels(const mr_kernels **k, mr_err *err) {
 static mr_scheme scheme_of(const mr_engine_opts *o) {
   return o->compute == MR_COMPUTE_EXACT ? MR_SCHEME_F32 : MR_SCHEME_I8;
 }
+
+/* Their arithmetic is small beside the base's: float32 in both modes. */
+static const mr_scheme lora_scheme = MR_SCHEME_F32;
 
 static int kv_type_of(const mr_engine_opts *o) {
   if (o->kv_type >= 0)
@@ -92,13 +94,13 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
   if (type >= MR_KV_TYPES || !mr_kv_part_bytes((mr_kv_type)type, c->head_dim))
     return mr_err_set(err, MR_E_UNAVAILABLE,
                       "keys and values of type %s are not supported by this build; use f16 or f32",
-                      type < MR_KV_TYPES ? kv_names[type] : "?");
+                      type < MR_KV_TYPES ? mr_kv_type_name((mr_kv_type)type) : "?");
   size_t page = mr_kv_page_bytes(c, (mr_kv_type)type);
   *info = (mr_engine_info){
       .arch = c->arch.name,
       .isa = k->name,
       .scheme = scheme_names[scheme_of(o)],
-      .kv_type = kv_names[type],
+      .kv_type = mr_kv_type_name((mr_kv_type)type),
       .device = "cpu",
       .kv_policy = policy_names[o->kv_policy],
       .context = o->context > 0 && o->context < c->context ? o->context : c->context,
@@ -107,7 +109,8 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
       .threads = o->threads > 0 ? o->threads : mr_pool_cpus(),
       .n_params = m->n_params,
       .weight_bytes = mr_weights_bytes(m->weights),
-      .packed_bytes = model_packed_bytes(&k->gemm[scheme_of(o)], m),
+      .packed_bytes =
+          model_packed_bytes(&k->gemm[scheme_of(o)], m) + (m->lora ? m->lora->bytes : 0),
       .kv_bytes_per_token = mr_kv_token_bytes(c, (mr_kv_type)type),
       .flops_per_prompt_token = mr_model_layer_flops(m),
       .flops_per_output_token = mr_model_layer_flops(m) + mr_model_head_flops(m),
@@ -125,9 +128,21 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
   return MR_OK;
 }
 
+/* Checks the adapters against the model; packs them, or counts their bytes. */
+static mr_code open_adapters(mr_lora **out, const mr_engine_opts *o, mr_model *m,
+                             const mr_kernels *k, bool pack, mr_err *err) {
+  if (o->n_adapters < 1)
+    return MR_OK;
+  mr_code rc = mr_lora_new(out, m, o->n_adapters, k, lora_scheme, pack, err);
+  for (int i = 0; i < o->n_adapters && !rc; i++)
+    rc = mr_lora_add(*out, i, o->adapters[i].name, o->adapters[i].dir, err);
+  return rc;
+}
+
 mr_code mr_engine_estimate(const mr_engine_opts *opts, mr_engine_info *info, mr_err *err) {
   const mr_kernels *k;
   mr_model *m = NULL;
+  mr_lora *lora = NULL;
   int pages;
   mr_code rc = check_device(opts->device, err);
   if (!rc)
@@ -135,7 +150,10 @@ mr_code mr_engine_estimate(const mr_engine_opts *opts, mr_engine_info *info, mr_
   if (!rc)
     rc = mr_model_open(&m, opts->model_path, err);
   if (!rc)
+    rc = open_adapters(&lora, opts, m, k, false, err);
+  if (!rc)
     rc = plan(opts, k, m, info, &pages, err);
+  mr_lora_close(lora);
   mr_model_close(m); /* the architecture's name is the table's */
   return rc;
 }
@@ -197,6 +215,8 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   if (!rc)
     rc = mr_model_open(&e->model, o->model_path, err);
   if (!rc)
+    rc = open_adapters(&e->lora, o, e->model, e->k, true, err);
+  if (!rc)
     rc = plan(o, e->k, e->model, &e->info, &pages, err);
   if (!rc)
     rc = make_pool(e, o, err);
@@ -212,8 +232,12 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   if (rc)
     return rc;
   e->policy = o->kv_policy;
+  e->saved = o->saved;
   e->window = window_of(&e->model->c);
-  e->info.packed_bytes = e->model->packed_bytes;
+  e->info.packed_bytes = e->model->packed_bytes + (e->lora ? e->lora->bytes : 0);
+  rc = mr_engine_open_store(e, o, err);
+  if (rc)
+    return rc;
   size_t rows = LOGIT_BYTES / ((size_t)e->info.n_vocab * sizeof(float));
   e->max_logits = rows < 1                                 ? 1
                   : rows < (size_t)e->info.max_step_tokens ? (int)rows
@@ -259,9 +283,12 @@ void mr_engine_close(mr_engine *e) {
   free_list(e, e->finished);
   mr_forward_close(e->forward);
   mr_prefix_close(e->prefix);
+  mr_prefixstore_close(e->store);
+  mr_mem_free(e->stored_page);
   mr_kvtier_close(e->tier);
   mr_kv_close(e->kv);
   mr_pool_free(e->pool);
+  mr_lora_close(e->lora);
   mr_model_close(e->model);
   mr_mem_free(e->ends);
   mr_mem_free(e->runs);
@@ -291,5 +318,11 @@ void mr_engine_stats_get(const mr_engine *e, mr_engine_stats *out) {
   out->kv_fetch_bytes = kv.fetch_bytes;
   out->kv_failures = kv.failures;
   out->kv_stall_s = kv.stall_s;
+  mr_prefixstore_stats store = {0};
+  if (e->store)
+    mr_prefixstore_stats_get(e->store, &store);
+  out->cache_read_bytes = store.read_bytes;
+  out->cache_written_bytes = store.written_bytes;
+  out->cache_bad = store.bad;
   out->kv_pages_used = (uint64_t)mr_engine_used_pages(e);
 }

@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "io/mem.h"
+#include "src/lora.h"
 
 struct mr_forward {
   const mr_model *m;
@@ -165,6 +166,9 @@ static mr_code check_run(const mr_forward *f, const mr_run *r, int at, mr_err *e
   if ((int64_t)r->seq->len + r->n > (int64_t)r->seq->n_pages * MR_KV_BLOCK)
     return mr_err_set(err, MR_E_INTERNAL, "run %d of the step has no room reserved for %d tokens",
                       at, r->n);
+  if (r->adapter < 0 || r->adapter > (f->m->lora ? f->m->lora->n : 0))
+    return mr_err_set(err, MR_E_INTERNAL, "run %d of the step names adapter %d of %d", at,
+                      r->adapter, f->m->lora ? f->m->lora->n : 0);
   for (int i = 0; i < r->n; i++)
     if (r->tokens[i] < 0 || r->tokens[i] >= f->m->c.n_vocab)
       return mr_err_set(err, MR_E_DATA, "token id %d is outside the vocabulary of %d",

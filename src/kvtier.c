@@ -11,6 +11,7 @@ struct mr_kvtier {
   mr_kv *kv;
   mr_spill *spill; /* NULL: no disk */
   mr_kv_policy policy;
+  uint64_t saved_bytes; /* read of a run before */
 };
 
 mr_code mr_kvtier_open(mr_kvtier **out, mr_kv *kv, mr_kv_policy policy, uint64_t disk_bytes,
@@ -83,8 +84,24 @@ bool mr_kvtier_park(mr_kvtier *t, const mr_kv_seq *s, int first, int end, int le
   return true;
 }
 
+/* At once: it happens at the start of a run, and the file was written lately. */
+static void fetch_saved(mr_kvtier *t, mr_parked *p, const mr_kv_seq *s, int from) {
+  for (int i = 0; i < p->n && !p->lost; i++) {
+    int page = p->first + i;
+    if (page < from || page >= s->n_pages)
+      continue;
+    p->lost = !mr_saved_read(p->saved, &p->pages[i], mr_kv_page(t->kv, s->pages[page]));
+    t->saved_bytes += mr_kv_size_of_page(t->kv);
+  }
+  p->n = 0;
+}
+
 void mr_kvtier_fetch(mr_kvtier *t, mr_parked *p, const mr_kv_seq *s, int from) {
   int kept = 0;
+  if (p->saved) {
+    fetch_saved(t, p, s, from);
+    return;
+  }
   for (int i = 0; i < p->n; i++) {
     int page = p->first + i;
     if (page < from || page >= s->n_pages) {
@@ -99,7 +116,7 @@ void mr_kvtier_fetch(mr_kvtier *t, mr_parked *p, const mr_kv_seq *s, int from) {
 }
 
 mr_code mr_kvtier_fetched(mr_kvtier *t, mr_parked *p) {
-  mr_code rc = MR_OK;
+  mr_code rc = p->lost ? MR_E_IO : MR_OK;
   for (int i = 0; i < p->n; i++) {
     mr_spill_status state = mr_spill_state(t->spill, p->slots[i]);
     if (state == MR_SPILL_READING)
@@ -111,8 +128,17 @@ mr_code mr_kvtier_fetched(mr_kvtier *t, mr_parked *p) {
   return rc;
 }
 
+bool mr_kvtier_read(mr_kvtier *t, const mr_parked *p, int i, void *to) {
+  if (p->saved)
+    return mr_saved_read(p->saved, &p->pages[i], to);
+  mr_spill_get(t->spill, p->slots[i], to);
+  while (mr_spill_state(t->spill, p->slots[i]) == MR_SPILL_READING)
+    mr_spill_wait(t->spill);
+  return mr_spill_state(t->spill, p->slots[i]) == MR_SPILL_READY;
+}
+
 void mr_kvtier_forget(mr_kvtier *t, mr_parked *p) {
-  for (int i = 0; i < p->n; i++)
+  for (int i = 0; i < p->n && !p->saved; i++)
     mr_spill_drop(t->spill, p->slots[i]);
   mr_mem_free(p->slots);
   *p = (mr_parked){0};
@@ -128,7 +154,7 @@ void mr_kvtier_stats_get(const mr_kvtier *t, mr_kvtier_stats *out) {
   if (t->spill)
     mr_spill_stats_get(t->spill, &st);
   *out = (mr_kvtier_stats){.spill_bytes = st.written_bytes,
-                           .fetch_bytes = st.read_bytes,
+                           .fetch_bytes = st.read_bytes + t->saved_bytes,
                            .failures = st.failures,
                            .stall_s = st.stall_s};
 }

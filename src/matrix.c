@@ -74,9 +74,13 @@ void mr_quant_row(const mr_quant *q, int64_t r, float *dst) {
   }
 }
 
+int64_t mr_matrix_source(const mr_matrix *w, int64_t row) {
+  return w->first + (w->group ? row / w->group * w->stride + row % w->group : row);
+}
+
 void mr_matrix_row(const mr_matrix *w, int64_t row, float *dst) {
   const mr_dtype_info *type = mr_dtype_get(w->dtype);
-  int64_t r = w->first + (w->group ? row / w->group * w->stride + row % w->group : row);
+  int64_t r = mr_matrix_source(w, row);
   if (w->columns)
     for (int i = 0; i < w->k; i++)
       type->to_f32(dst + i,

@@ -18,7 +18,7 @@ def check(name, ok, figure=""):
 
 def command(work, out, rows="rows.jsonl", *more):
     return [binary, "run", f"{work}/{rows}", "-m", f"{work}/tiny.gguf", "-o", str(out), "--threads", "1", "--kv-memory",
-            "8MiB", "--max-batch", "8", "--progress", "line", *more]
+            "8MiB", "--max-batch", "8", "--kv-disk", "8MiB", "--progress", "line", *more]
 
 
 def run(args, **kw):
@@ -74,19 +74,42 @@ def phases(work, want_many):
 
 
 def blocked_input(work):
-    """A job that waits for its input."""
-    p = start([*command(work, f"{work}/blocked.jsonl", "-")[:2], "-", *command(work, f"{work}/blocked.jsonl")[3:]],
-              stdin=subprocess.PIPE)
-    wait_for(p, "preflight")
-    time.sleep(0.2)
-    p.send_signal(signal.SIGTERM)
-    t = time.time()
-    while p.poll() is None and time.time() - t < 15:
-        time.sleep(0.05)
-    took = time.time() - t
-    check("SIGTERM while the input is awaited", p.returncode == 75 and took < 10, f"exit {p.returncode} after {took:.2f} s")
-    p.kill()
-    p.communicate()
+    """A job that waits for its input: standard input, a FIFO that nobody has opened, one whose writer is silent."""
+    os.mkfifo(f"{work}/fifo")
+    writer = None
+    for name in ("standard input", "a FIFO without a writer", "a FIFO whose writer is silent"):
+        out = f"{work}/blocked.jsonl"
+        words = command(work, out)
+        words[2] = "-" if name == "standard input" else f"{work}/fifo"
+        if "silent" in name:
+            writer = os.open(f"{work}/fifo", os.O_RDWR)
+            os.write(writer, b'{"id":"a","prompt":"b"}\n{"id"')
+        p = start(words, stdin=subprocess.PIPE)
+        there = wait_for(p, "preflight")
+        time.sleep(0.2)
+        p.send_signal(signal.SIGTERM)
+        t = time.time()
+        while p.poll() is None and time.time() - t < 15:
+            time.sleep(0.01)
+        took = time.time() - t
+        check(f"SIGTERM while {name} is awaited", there and p.returncode == 75 and took < 2 and not os.path.exists(f"{work}/blocked.run"),
+              f"exit {p.returncode} after {took:.2f} s")
+        p.kill()
+        p.communicate()
+    os.close(writer)
+
+
+def fifo_input(work, want):
+    """Rows that come through a FIFO, bit by bit, are the job's rows."""
+    text = open(f"{work}/rows.jsonl", "rb").read()
+    words = command(work, f"{work}/piped.jsonl")
+    words[2] = f"{work}/fifo"
+    p = start(words)
+    with open(f"{work}/fifo", "wb", buffering=0) as f:
+        for i in range(0, len(text), 501):
+            f.write(text[i:i + 501])
+    rc, _, _ = end(p, 60)
+    check("rows through a FIFO", rc == 1 and open(f"{work}/piped.jsonl", "rb").read() == want, f"exit {rc}")
 
 
 def second_signal(work, want_many):
@@ -218,6 +241,7 @@ def main():
         few, many = want["rows.jsonl"], want["many.jsonl"]
         phases(work, many)
         blocked_input(work)
+        fifo_input(work, few)
         second_signal(work, many)
         harmless_signals(work, many)
         two_runs(work, many)

@@ -36,7 +36,7 @@ static int end(void **state) {
 }
 
 static mr_accuracy_sum compared(const char *a, bool a_exact, const char *b, bool b_exact) {
-  mr_accuracy_way x = {a, a_exact}, y = {b, b_exact};
+  mr_accuracy_way x = {a, a_exact, -1}, y = {b, b_exact, -1};
   mr_accuracy *acc;
   mr_tally t = {0};
   mr_err err = MR_ERR_INIT;
@@ -99,7 +99,7 @@ static void sums(void **state) {
 }
 
 static void refused(void **state) {
-  mr_accuracy_way x = {model, true}, gone = {"no-such-file", true};
+  mr_accuracy_way x = {model, true, -1}, gone = {"no-such-file", true, -1};
   mr_accuracy *acc;
   mr_err err = MR_ERR_INIT;
   mr_code rc = MR_E_NOMEM;

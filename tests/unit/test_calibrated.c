@@ -55,7 +55,7 @@ static mr_quantize_opts options(const char *in, const char *out, int dtype,
 
 /* KL of the file from the source, on the same texts. */
 static double distance(const char *in, const char *out) {
-  mr_accuracy_way x = {in, true}, y = {out, true};
+  mr_accuracy_way x = {in, true, -1}, y = {out, true, -1};
   mr_accuracy *a;
   mr_tally t = {0};
   mr_err err = MR_ERR_INIT;

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "io/mem.h"
@@ -135,25 +136,24 @@ static void refused(mr_code want, const char *words) {
   assert_int_equal(mr_mem_live(), live);
 }
 
-static mr_code write_kind(mr_merge *m, mr_line_kind kind, mr_text *text, mr_err *e) {
-  mr_outfile *o;
-  mr_outfile_info info;
-  char path[256];
-  snprintf(path, sizeof path, "%s", temp_path("joined"));
-  mr_code rc = mr_outfile_open(&o, path, MR_OUT_PLAIN, 3, e);
-  if (rc)
-    return rc;
-  rc = mr_merge_write(m, kind, o, e);
-  if (!rc)
-    rc = mr_outfile_finish(o, &info, e);
-  mr_outfile_close(o);
-  if (rc || !text)
-    return rc;
-  FILE *f = fopen(path, "rb");
-  char buf[8192];
-  mr_text_add(text, buf, fread(buf, 1, sizeof buf, f));
-  fclose(f);
-  return MR_OK;
+static mr_code to_text(void *ctx, uint64_t row, mr_line_kind kind, const char *line, size_t len,
+                       mr_err *err) {
+  mr_text *texts = ctx;
+  (void)row;
+  mr_text_add(&texts[kind], line, len);
+  return texts[kind].failed ? mr_err_set(err, MR_E_NOMEM, "out of memory") : MR_OK;
+}
+
+/* bucket_bytes: 0, or so few that lines go through files. */
+static mr_code write_all(mr_merge *m, size_t bucket_bytes, mr_text texts[MR_STREAMS], mr_err *e) {
+  char spill[256];
+  snprintf(spill, sizeof spill, "%s", temp_path("bucket"));
+  return mr_merge_write(m, spill, bucket_bytes, to_text, texts, e);
+}
+
+static void free_texts(mr_text texts[MR_STREAMS]) {
+  for (int i = 0; i < MR_STREAMS; i++)
+    mr_text_free(&texts[i]);
 }
 
 static void expect_rows(const mr_text *text, bool errors) {
@@ -171,16 +171,18 @@ static void rows_come_in_input_order(void **state) {
   mr_merge *m;
   mr_err e = MR_ERR_INIT;
   mr_manifest whole = {.n_files = 0};
-  mr_text results = {0}, errors = {0};
   make_all(list);
   assert_int_equal(open_all(&m, &e), MR_OK);
   assert_int_equal(mr_merge_shards(m), SHARDS);
   for (int i = 0; i < SHARDS; i++)
     assert_int_equal(mr_merge_manifest(m, i)->id.part.index, i + 1);
-  assert_int_equal(write_kind(m, MR_LINE_RESULT, &results, &e), MR_OK);
-  assert_int_equal(write_kind(m, MR_LINE_ERROR, &errors, &e), MR_OK);
-  expect_rows(&results, false);
-  expect_rows(&errors, true);
+  for (size_t bucket = 0; bucket <= 300; bucket += 150) {
+    mr_text texts[MR_STREAMS] = {{0}};
+    assert_int_equal(write_all(m, bucket, texts, &e), MR_OK);
+    expect_rows(&texts[MR_LINE_RESULT], false);
+    expect_rows(&texts[MR_LINE_ERROR], true);
+    free_texts(texts);
+  }
   assert_int_equal(mr_merge_whole(m, &whole, &e), MR_OK);
   assert_int_equal(whole.id.rows, ROWS);
   assert_int_equal(whole.id.part.of, 0);
@@ -189,8 +191,6 @@ static void rows_come_in_input_order(void **state) {
   assert_int_equal(whole.prompt_tokens, 2 * whole.rows_ok);
   mr_manifest_free(&whole);
   mr_merge_close(m);
-  mr_text_free(&results);
-  mr_text_free(&errors);
 }
 
 /* The shard is no part of a job's id, nor is the time: ids of rows are the same everywhere. */
@@ -279,14 +279,53 @@ static void completion_order_is_kept(void **state) {
     list[i].completion = true;
   mr_merge *m;
   mr_err e = MR_ERR_INIT;
-  mr_text results = {0};
+  mr_text texts[MR_STREAMS] = {{0}};
   make_all(list);
   assert_int_equal(open_all(&m, &e), MR_OK);
-  assert_int_equal(write_kind(m, MR_LINE_RESULT, &results, &e), MR_OK);
-  const char *a = strstr(results.data, "\"r0\""), *b = strstr(results.data, "\"r1\"");
-  assert_true(a && b && strstr(results.data, "\"r39\"") < b); /* 39 is of the first shard */
+  assert_int_equal(write_all(m, 0, texts, &e), MR_OK);
+  const char *results = texts[MR_LINE_RESULT].data;
+  const char *a = strstr(results, "\"r0\""), *b = strstr(results, "\"r1\"");
+  assert_true(a && b && strstr(results, "\"r39\"") < b); /* 39 is of the first shard */
   mr_merge_close(m);
-  mr_text_free(&results);
+  free_texts(texts);
+}
+
+/* Hundreds of shards, and few files that may be open. */
+static void many_shards_need_few_open_files(void **state) {
+  (void)state;
+  enum { MANY = 300 };
+  mr_merge *m;
+  mr_err e = MR_ERR_INIT;
+  struct rlimit few, was;
+  static char names[MANY][256];
+  char *list[MANY];
+  mr_text texts[MR_STREAMS] = {{0}}, want = {0};
+  for (int i = 0; i < MANY; i++) {
+    remove_shard(i + 1);
+    spec s = standard(i);
+    s.of = MANY;
+    s.job_rows = 3 * MANY;
+    s.created = 1000 - i;
+    make_shard(&s);
+    snprintf(names[i], sizeof names[i], "%s", base_of(i + 1));
+    list[i] = names[i];
+  }
+  assert_int_equal(getrlimit(RLIMIT_NOFILE, &was), 0);
+  few = was;
+  few.rlim_cur = 24;
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+  assert_int_equal(mr_merge_open(&m, list, MANY, &e), MR_OK);
+  assert_int_equal(write_all(m, 20000, texts, &e), MR_OK);
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &was), 0);
+  for (int row = 0; row < 3 * MANY; row++)
+    if (!failed_row((uint64_t)row))
+      mr_text_addf(&want, "{\"id\":\"r%d\",\"usage\":{\"prompt_tokens\":2}}\n", row);
+  assert_string_equal(texts[MR_LINE_RESULT].data, want.data);
+  mr_merge_close(m);
+  mr_text_free(&want);
+  free_texts(texts);
+  for (int i = 0; i < MANY; i++)
+    remove_shard(i + 1);
 }
 
 static void out_of_memory(void **state) {
@@ -301,8 +340,10 @@ static void out_of_memory(void **state) {
     mr_mem_fail_after(n);
     mr_code rc = open_all(&m, &e);
     if (!rc) {
-      rc = write_kind(m, MR_LINE_RESULT, NULL, &e);
+      mr_text texts[MR_STREAMS] = {{0}};
+      rc = write_all(m, n % 2 ? 150 : 0, texts, &e);
       mr_merge_close(m);
+      free_texts(texts);
     }
     mr_mem_fail_after(-1);
     if (rc != MR_OK && rc != MR_E_NOMEM)
@@ -317,9 +358,13 @@ static void out_of_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(rows_come_in_input_order),     cmocka_unit_test(ids_do_not_tell_the_shard),
-      cmocka_unit_test(what_does_not_fit_is_refused), cmocka_unit_test(damage_is_found),
-      cmocka_unit_test(completion_order_is_kept),     cmocka_unit_test(out_of_memory),
+      cmocka_unit_test(rows_come_in_input_order),
+      cmocka_unit_test(ids_do_not_tell_the_shard),
+      cmocka_unit_test(what_does_not_fit_is_refused),
+      cmocka_unit_test(damage_is_found),
+      cmocka_unit_test(completion_order_is_kept),
+      cmocka_unit_test(many_shards_need_few_open_files),
+      cmocka_unit_test(out_of_memory),
   };
   return cmocka_run_group_tests(tests, temp_begin, temp_end);
 }

@@ -124,6 +124,46 @@ static void what_is_wrong_is_said(void **state) {
   }
 }
 
+static void scores(void **state) {
+  (void)state;
+  char words[512];
+  assert_int_equal(parse(MR_CMD_SCORE, "r.jsonl --ref a --ref b --metric f1,number --metric choice "
+                                       "--ignore case,space --extract-match last -o rows.jsonl"),
+                   MR_OK);
+  assert_int_equal(job.score.refs.n, 2);
+  assert_string_equal(job.score.refs.s[1], "b");
+  assert_int_equal(job.score.metrics,
+                   1u << MR_METRIC_F1 | 1u << MR_METRIC_NUMBER | 1u << MR_METRIC_CHOICE);
+  assert_int_equal(job.score.ignore, MR_IGNORE_CASE | MR_IGNORE_SPACE);
+  assert_int_equal(job.score.extract_last, 1);
+  const char *f = temp_text(
+      "job.json",
+      "{\"model\":\"M\",\"inputs\":\"a\",\"output\":\"o\",\"score\":{\"ref\":[\"x\",\"y\"],"
+      "\"metric\":\"f1\",\"by\":\"topic\",\"missing\":\"skip\"}}");
+  assert_int_equal(parse(MR_CMD_RUN, f), MR_OK);
+  assert_true(mr_job_has_score(&job) && job.score.refs.n == 2 && job.score.skip_missing == 1);
+  assert_string_equal(job.score.by, "topic");
+  snprintf(words, sizeof words, "%s --score-ref z --score-metric choice", f);
+  assert_int_equal(parse(MR_CMD_RUN, words), MR_OK); /* in place of the file's */
+  assert_int_equal(job.score.refs.n, 1);
+  assert_int_equal(job.score.metrics, 1u << MR_METRIC_CHOICE);
+  assert_int_equal(parse(MR_CMD_RUN, "a -m M -o o --metric f1"), MR_E_USAGE);
+  assert_int_equal(parse(MR_CMD_SCORE, "a --score-metric f1"), MR_E_USAGE);
+  assert_int_equal(parse(MR_CMD_SCORE, "a --metric f2"), MR_E_USAGE);
+  assert_non_null(strstr(err.text, "--metric f2: it must be exact_match|"));
+  assert_int_equal(parse(MR_CMD_SCORE, "a --metric f1,"), MR_E_USAGE);
+  assert_int_equal(parse(MR_CMD_SCORE, "--metric f1"), MR_E_USAGE);
+  assert_int_equal(parse(MR_CMD_SCORE, "a -o -"), MR_E_USAGE);
+  assert_int_equal(parse(MR_CMD_RUN, "a -m M -o - --score-metric f1"), MR_E_USAGE);
+  assert_int_equal(parse(MR_CMD_RUN, "a -m M -o o --score-ref -"), MR_E_USAGE);
+  assert_int_equal(parse(MR_CMD_SCORE, "- --ref -"), MR_E_USAGE);
+  assert_int_equal(parse(MR_CMD_SCORE, "- --ref r"), MR_OK);
+  assert_int_equal(parse(MR_CMD_RUN, "a -m M -o o --score-extract x"), MR_OK);
+  assert_true(mr_job_has_score(&job));
+  assert_int_equal(parse(MR_CMD_RUN, "a -m M -o o"), MR_OK);
+  assert_false(mr_job_has_score(&job));
+}
+
 static void job_files(void **state) {
   (void)state;
   char words[512];
@@ -240,6 +280,7 @@ int main(void) {
       cmocka_unit_test(forms_of_options),
       cmocka_unit_test(defaults_of_rows),
       cmocka_unit_test(what_is_wrong_is_said),
+      cmocka_unit_test(scores),
       cmocka_unit_test(job_files),
       cmocka_unit_test(broken_job_files),
       cmocka_unit_test(other_commands),

@@ -160,11 +160,14 @@ static const char *judge(const json_t *x, const mr_plan *p, const mr_err *e) {
     return "has bad rows";
   if (!strcmp(expect, "line-errors") && mr_plan_bad_rows(p) != json_array_size(bad))
     return "has another number of bad rows";
-  for (uint64_t i = 0; i < mr_plan_rows(p); i++) {
-    const mr_plan_entry *entry = mr_plan_entry_at(p, i);
-    if (entry->kind == MR_ROW_BAD && json_array_size(bad) && !has_line(bad, entry->line))
+  mr_plan_scan s;
+  mr_err unread = MR_ERR_INIT;
+  mr_plan_scan_start(&s, p, &unread);
+  while (mr_plan_scan_next(&s))
+    if (s.e->kind == MR_ROW_BAD && json_array_size(bad) && !has_line(bad, s.e->line))
       return "has a bad row in another line";
-  }
+  if (s.rc)
+    return "has a plan that cannot be read";
   return mr_plan_rows(p) - mr_plan_bad_rows(p) < json_array_size(ok) ? "lacks good rows" : NULL;
 }
 

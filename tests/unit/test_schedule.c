@@ -5,7 +5,10 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include <errno.h>
+
 #include "io/mem.h"
+#include "io/sys.h"
 #include "jobs/schedule.h"
 #include "temp.h"
 
@@ -44,14 +47,33 @@ static mr_plan *plan_of(const int *lengths, int n) {
   return plan_with(lengths, NULL, n);
 }
 
-static void order_is(mr_schedule *s, const int *want, int n) {
+/* memory 0: all in memory; else so little that everything goes through files. */
+static mr_schedule *open_with(const mr_plan *p, size_t memory, bool (*skip)(void *, uint64_t)) {
+  mr_err e = MR_ERR_INIT;
+  mr_schedule *s = NULL;
+  assert_int_equal(mr_schedule_open(&s, p, temp_dir, memory, skip, NULL, &e), MR_OK);
+  return s;
+}
+
+static bool next(mr_schedule *s, uint64_t *row) {
+  mr_err e = MR_ERR_INIT;
+  bool more;
+  assert_int_equal(mr_schedule_next(s, row, &more, &e), MR_OK);
+  return more;
+}
+
+static void order_is(const mr_plan *p, bool (*skip)(void *, uint64_t), const int *want, int n) {
   uint64_t row;
-  for (int i = 0; i < n; i++) {
-    assert_int_equal(mr_schedule_left(s), n - i);
-    assert_true(mr_schedule_next(s, &row));
-    assert_int_equal(row, want[i]);
+  for (size_t memory = 0; memory <= 100; memory += 100) {
+    mr_schedule *s = open_with(p, memory, skip);
+    for (int i = 0; i < n; i++) {
+      assert_int_equal(mr_schedule_left(s), n - i);
+      assert_true(next(s, &row));
+      assert_int_equal(row, want[i]);
+    }
+    assert_false(next(s, &row));
+    mr_schedule_close(s);
   }
-  assert_false(mr_schedule_next(s, &row));
 }
 
 static bool skip_odd(void *ctx, uint64_t row) {
@@ -63,32 +85,9 @@ static void bad_ones_first_then_long_before_short(void **state) {
   (void)state;
   const int lengths[] = {10, 4000, -1, 500, 10, -1, 1000, 2000};
   const int all[] = {2, 5, 1, 7, 6, 3, 0, 4}, even[] = {2, 6, 0, 4};
-  mr_err e = MR_ERR_INIT;
   mr_plan *p = plan_of(lengths, 8);
-  mr_schedule *s;
-  assert_int_equal(mr_schedule_open(&s, p, NULL, NULL, &e), MR_OK);
-  order_is(s, all, 8);
-  mr_schedule_close(s);
-  assert_int_equal(mr_schedule_open(&s, p, skip_odd, NULL, &e), MR_OK);
-  order_is(s, even, 4);
-  mr_schedule_close(s);
-  mr_plan_close(p);
-}
-
-static void a_row_that_found_no_room_comes_again(void **state) {
-  (void)state;
-  const int lengths[] = {5, 50};
-  mr_err e = MR_ERR_INIT;
-  mr_plan *p = plan_of(lengths, 2);
-  mr_schedule *s;
-  uint64_t row = 9;
-  assert_int_equal(mr_schedule_open(&s, p, NULL, NULL, &e), MR_OK);
-  assert_true(mr_schedule_next(s, &row));
-  mr_schedule_back(s);
-  assert_true(mr_schedule_next(s, &row));
-  assert_int_equal(row, 1);
-  assert_int_equal(mr_schedule_left(s), 1);
-  mr_schedule_close(s);
+  order_is(p, NULL, all, 8);
+  order_is(p, skip_odd, even, 4);
   mr_plan_close(p);
 }
 
@@ -100,13 +99,11 @@ static void every_row_comes_once(void **state) {
   static unsigned char seen[N];
   for (int i = 0; i < N; i++)
     lengths[i] = i * 7919 % 4001;
-  mr_err e = MR_ERR_INIT;
   mr_plan *p = plan_of(lengths, N);
-  mr_schedule *s;
+  mr_schedule *s = open_with(p, 0, NULL);
   uint64_t row;
   int last = 4001;
-  assert_int_equal(mr_schedule_open(&s, p, NULL, NULL, &e), MR_OK);
-  while (mr_schedule_next(s, &row)) {
+  while (next(s, &row)) {
     assert_true(row < N && !seen[row]++);
     assert_true(lengths[row] <= last * 1.07 + 2);
     last = lengths[row] < last ? lengths[row] : last;
@@ -124,12 +121,8 @@ static void rows_that_begin_alike_come_together(void **state) {
   const start starts[] = {{1, 96}, {0, 0},   {2, 200}, {1, 96}, {1, 96},
                           {0, 0},  {2, 200}, {3, 20},  {3, 20}};
   const int want[] = {5, 1, 8, 3, 4, 0, 6, 2, 7};
-  mr_err e = MR_ERR_INIT;
   mr_plan *p = plan_with(lengths, starts, 9);
-  mr_schedule *s;
-  assert_int_equal(mr_schedule_open(&s, p, NULL, NULL, &e), MR_OK);
-  order_is(s, want, 9);
-  mr_schedule_close(s);
+  order_is(p, NULL, want, 9);
   mr_plan_close(p);
 }
 
@@ -145,12 +138,10 @@ static void groups_inside_groups(void **state) {
     lengths[i] = 300 + i;
     starts[i] = (start){i % 3, 256};
   }
-  mr_err e = MR_ERR_INIT;
   mr_plan *p = plan_with(lengths, starts, N);
-  mr_schedule *s;
-  assert_int_equal(mr_schedule_open(&s, p, NULL, NULL, &e), MR_OK);
+  mr_schedule *s = open_with(p, 0, NULL);
   for (int i = 0; i < N; i++) {
-    assert_true(mr_schedule_next(s, &row));
+    assert_true(next(s, &row));
     changes += i && row % 3 != last % 3;
     last = row;
   }
@@ -159,13 +150,60 @@ static void groups_inside_groups(void **state) {
   mr_plan_close(p);
 }
 
+/* The order is the same whether it was found in memory or through files. */
+static void files_change_nothing(void **state) {
+  (void)state;
+  enum { N = 700 };
+  static int lengths[N];
+  static start starts[N];
+  for (int i = 0; i < N; i++) {
+    lengths[i] = i % 41 == 7 ? -1 : 3 + i * 7919 % 900;
+    starts[i] = (start){i * 31 % 11, i % 2 ? 40 : i % 5 * 150};
+  }
+  mr_plan *p = plan_with(lengths, starts, N);
+  mr_schedule *a = open_with(p, 0, NULL), *b = open_with(p, 500, NULL);
+  uint64_t x, y;
+  for (int i = 0; i < N; i++) {
+    assert_true(next(a, &x) && next(b, &y));
+    assert_int_equal(x, y);
+  }
+  mr_schedule_close(a);
+  mr_schedule_close(b);
+  mr_plan_close(p);
+}
+
+/* A disk that is full is an error, not another order. */
+static ssize_t full(int fd, const void *bytes, size_t n) {
+  (void)fd, (void)bytes, (void)n;
+  errno = ENOSPC;
+  return -1;
+}
+
+static void a_full_disk_is_told(void **state) {
+  (void)state;
+  enum { N = 50 };
+  int lengths[N];
+  mr_err e = MR_ERR_INIT;
+  mr_schedule *s = NULL;
+  for (int i = 0; i < N; i++)
+    lengths[i] = 10 + i;
+  mr_plan *p = plan_of(lengths, N);
+  mr_sys table = mr_sys_os;
+  table.write = full;
+  mr_sys_now = &table;
+  assert_int_equal(mr_schedule_open(&s, p, temp_dir, 100, NULL, NULL, &e), MR_E_IO);
+  mr_sys_now = &mr_sys_os;
+  mr_plan_close(p);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(bad_ones_first_then_long_before_short),
-      cmocka_unit_test(a_row_that_found_no_room_comes_again),
       cmocka_unit_test(every_row_comes_once),
       cmocka_unit_test(rows_that_begin_alike_come_together),
       cmocka_unit_test(groups_inside_groups),
+      cmocka_unit_test(files_change_nothing),
+      cmocka_unit_test(a_full_disk_is_told),
   };
   return cmocka_run_group_tests(tests, temp_begin, temp_end);
 }
