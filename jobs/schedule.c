@@ -347,6 +347,11 @@ mr_code mr_schedule_next(mr_schedule *s, uint64_t *row, bool *more, mr_err *err)
   return MR_OK;
 }
 
+mr_code mr_schedule_rewind(mr_schedule *s, mr_err *err) {
+  s->left = mr_sorter_count(s->places);
+  return mr_sorter_rewind(s->places, err);
+}
+
 uint64_t mr_schedule_left(const mr_schedule *s) {
   return s->left;
 }

@@ -26,6 +26,7 @@ mr_code mr_schedule_open(mr_schedule **out, const mr_plan *p, const char *dir, s
                          bool (*skip)(void *ctx, uint64_t row), void *ctx, mr_err *err);
 /* *more false: there is none. */
 mr_code mr_schedule_next(mr_schedule *s, uint64_t *row, bool *more, mr_err *err);
+mr_code mr_schedule_rewind(mr_schedule *s, mr_err *err); /* to the first row; MR_E_IO */
 uint64_t mr_schedule_left(const mr_schedule *s);
 void mr_schedule_close(mr_schedule *s);
 
