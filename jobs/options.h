@@ -52,6 +52,7 @@ typedef struct mr_job {
   char *base; /* output without .jsonl[.zst|.gz]: OUT of the contract; NULL for standard output */
   mr_compute compute;
   char *device;
+  uint64_t device_memory; /* bytes; 0: chosen */
   int threads, max_batch, max_step_tokens, context;
   bool pin;
   uint64_t kv_memory; /* bytes; 0: chosen */

@@ -61,7 +61,7 @@ mr_mean mr_score_estimate(const mr_score *s, mr_metric m);
 uint64_t mr_score_incomplete(const mr_score *s);
 
 /* {"results", "missing", ..., "metrics": {name: {"value", "stderr", "low", "high", "rows"}},
- * "by", "groups": {name: {"rows", "missing", "metrics"}}}; owned by the caller; NULL: out of
+ * "by", "groups": {name: {"results", "missing", "metrics"}}}; owned by the caller; NULL: out of
  * memory. */
 json_t *mr_score_to_json(const mr_score *s);
 void mr_score_table(const mr_score *s, mr_text *out);

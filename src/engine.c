@@ -20,14 +20,6 @@ static const char *const policy_names[] = {"auto", "fewer", "spill", "recompute"
 /* ---------------------------------------------------------------- the plan: sizes from options and
  * model */
 
-static mr_code check_device(const char *device, mr_err *err) {
-  if (!device || !strcmp(device, "auto") || !strcmp(device, "cpu"))
-    return MR_OK;
-  return mr_err_set(err, MR_E_UNAVAILABLE,
-                    "device %s is not usable: this build has no GPU code yet; use --device cpu",
-                    device);
-}
-
 static mr_code get_kernels(const mr_kernels **k, mr_err *err) {
   *k = mr_kernels_best();
   return *k ? MR_OK
@@ -46,7 +38,9 @@ static int kv_type_of(const mr_engine_opts *o) {
   if (o->kv_type >= 0)
     return o->kv_type;
   const mr_kernels *k = mr_kernels_best();
-  return o->compute == MR_COMPUTE_EXACT ? MR_KV_F32 : k ? k->kv_type : MR_KV_F16;
+  if (o->compute == MR_COMPUTE_EXACT)
+    return MR_KV_F32;
+  return mr_device_is_gpu(o->device) ? MR_KV_BF16 : k ? k->kv_type : MR_KV_F16;
 }
 
 static uint64_t packed_bytes(const mr_gemm_ops *g, const mr_matrix *w) {
@@ -87,8 +81,13 @@ static mr_code plan_pages(const mr_engine_opts *o, const mr_engine_info *info, s
   return MR_OK;
 }
 
+int mr_engine_logit_rows(const mr_engine_info *info) {
+  size_t rows = LOGIT_BYTES / ((size_t)info->n_vocab * sizeof(float));
+  return rows < 1 ? 1 : rows < (size_t)info->max_step_tokens ? (int)rows : info->max_step_tokens;
+}
+
 static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model *m,
-                    mr_engine_info *info, int *pages, mr_err *err) {
+                    mr_engine_device *device, mr_engine_info *info, int *pages, mr_err *err) {
   const mr_config *c = &m->c;
   int type = kv_type_of(o);
   if (type >= MR_KV_TYPES || !mr_kv_part_bytes((mr_kv_type)type, c->head_dim))
@@ -125,7 +124,7 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
   info->max_step_tokens = o->max_step_tokens > 0 ? o->max_step_tokens : DEFAULT_STEP_TOKENS;
   if (!o->max_step_tokens && info->max_step_tokens < 2 * info->max_batch)
     info->max_step_tokens = 2 * info->max_batch; /* room for prefill beside a full batch */
-  return MR_OK;
+  return device->dev ? mr_engine_device_plan(device, o, m, info, pages, err) : MR_OK;
 }
 
 /* Checks the adapters against the model; packs them, or counts their bytes. */
@@ -142,9 +141,10 @@ static mr_code open_adapters(mr_lora **out, const mr_engine_opts *o, mr_model *m
 mr_code mr_engine_estimate(const mr_engine_opts *opts, mr_engine_info *info, mr_err *err) {
   const mr_kernels *k;
   mr_model *m = NULL;
+  mr_engine_device device;
   mr_lora *lora = NULL;
   int pages;
-  mr_code rc = check_device(opts->device, err);
+  mr_code rc = mr_engine_device_open(&device, opts, err);
   if (!rc)
     rc = get_kernels(&k, err);
   if (!rc)
@@ -152,8 +152,9 @@ mr_code mr_engine_estimate(const mr_engine_opts *opts, mr_engine_info *info, mr_
   if (!rc)
     rc = open_adapters(&lora, opts, m, k, false, err);
   if (!rc)
-    rc = plan(opts, k, m, info, &pages, err);
+    rc = plan(opts, k, m, &device, info, &pages, err);
   mr_lora_close(lora);
+  mr_engine_device_close(&device);
   mr_model_close(m); /* the architecture's name is the table's */
   return rc;
 }
@@ -209,7 +210,7 @@ static int window_of(const mr_config *c) {
 
 static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   int pages = 0;
-  mr_code rc = check_device(o->device, err);
+  mr_code rc = mr_engine_device_open(&e->device, o, err);
   if (!rc)
     rc = get_kernels(&e->k, err);
   if (!rc)
@@ -217,13 +218,14 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   if (!rc)
     rc = open_adapters(&e->lora, o, e->model, e->k, true, err);
   if (!rc)
-    rc = plan(o, e->k, e->model, &e->info, &pages, err);
+    rc = plan(o, e->k, e->model, &e->device, &e->info, &pages, err);
   if (!rc)
     rc = make_pool(e, o, err);
-  if (!rc)
+  if (!rc && !e->device.dev)
     rc = mr_model_pack(e->model, e->k, scheme_of(o), e->pool, err);
   if (!rc)
-    rc = mr_kv_open(&e->kv, &e->model->c, (mr_kv_type)kv_type_of(o), pages, err);
+    rc = mr_kv_open_on(&e->kv, &e->model->c, (mr_kv_type)kv_type_of(o), pages,
+                       mr_engine_device_pages(&e->device), err);
   if (!rc)
     rc = mr_kvtier_open(&e->tier, e->kv, o->kv_policy, o->kv_disk, o->spill_dir, err);
   /* With LongRoPE keys differ by the prompt's length, and cannot be shared. */
@@ -234,16 +236,17 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   e->policy = o->kv_policy;
   e->saved = o->saved;
   e->window = window_of(&e->model->c);
-  e->info.packed_bytes = e->model->packed_bytes + (e->lora ? e->lora->bytes : 0);
+  if (!e->device.dev)
+    e->info.packed_bytes = e->model->packed_bytes + (e->lora ? e->lora->bytes : 0);
   rc = mr_engine_open_store(e, o, err);
   if (rc)
     return rc;
-  size_t rows = LOGIT_BYTES / ((size_t)e->info.n_vocab * sizeof(float));
-  e->max_logits = rows < 1                                 ? 1
-                  : rows < (size_t)e->info.max_step_tokens ? (int)rows
-                                                           : e->info.max_step_tokens;
-  rc = mr_forward_open(&e->forward, e->model, e->k, e->pool, e->kv, e->info.max_step_tokens,
-                       e->max_logits, err);
+  e->max_logits = mr_engine_logit_rows(&e->info);
+  rc = e->device.dev
+           ? mr_forward_open_gpu(&e->forward, e->model, e->device.dev, e->kv, e->device.scheme,
+                                 e->info.max_step_tokens, e->max_logits, err)
+           : mr_forward_open(&e->forward, e->model, e->k, e->pool, e->kv, e->info.max_step_tokens,
+                             e->max_logits, err);
   if (!rc)
     rc = find_ends(e, err);
   return rc ? rc : make_room(e, err);
@@ -287,6 +290,7 @@ void mr_engine_close(mr_engine *e) {
   mr_mem_free(e->stored_page);
   mr_kvtier_close(e->tier);
   mr_kv_close(e->kv);
+  mr_engine_device_close(&e->device);
   mr_pool_free(e->pool);
   mr_lora_close(e->lora);
   mr_model_close(e->model);

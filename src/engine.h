@@ -32,7 +32,8 @@ typedef struct mr_adapter {
 
 typedef struct mr_engine_opts {
   const char *model_path;
-  const char *device; /* "auto", "cpu"; others: MR_E_UNAVAILABLE with the reason */
+  const char *device;     /* a name of device.h, "auto" or "cpu" (the same for now) */
+  uint64_t device_memory; /* bytes of it that are taken; 0: nine tenths of what is free */
   mr_compute compute;
   int threads; /* 0: as many as the process may use */
   bool pin;

@@ -21,6 +21,7 @@
 
 #include "kernels/pool.h"
 #include "src/engine.h"
+#include "src/engine_device.h"
 #include "src/forward.h"
 #include "src/lora.h"
 #include "src/prefix.h"
@@ -84,6 +85,7 @@ struct mr_engine {
   mr_lora *lora; /* its adapters; NULL: none */
   const mr_kernels *k;
   mr_pool *pool;
+  mr_engine_device device;
   mr_kv *kv;
   mr_prefix *prefix;     /* NULL: no sharing */
   mr_prefixstore *store; /* NULL: nothing outlasts the run */

@@ -113,7 +113,9 @@ static bool keep(void *ctx, int tree, const int32_t *tokens, int n, int32_t page
   mr_engine *e = ctx;
   if (e->keep_until_s > 0 && mr_sys_seconds() > e->keep_until_s)
     return false;
-  mr_prefixstore_put(e->store, tree_key(e, tree), tokens, n, mr_kv_page(e->kv, page));
+  const void *bytes = mr_kv_view(e->kv, page, e->stored_page);
+  if (bytes)
+    mr_prefixstore_put(e->store, tree_key(e, tree), tokens, n, bytes);
   return true;
 }
 
@@ -148,9 +150,9 @@ static bool take_stored(mr_engine *e, mr_flight *f, int block) {
       !mr_prefixstore_get(e->store, tree_key(e, f->r.adapter), f->r.prompt,
                           (block + 1) * MR_KV_BLOCK, e->stored_page) ||
       !mr_flight_make_room(e, f, mr_kv_seq_wants(e->kv, kv, MR_KV_BLOCK)) ||
-      mr_kv_seq_reserve(e->kv, kv, MR_KV_BLOCK))
-    return false;
-  memcpy(mr_kv_page(e->kv, kv->pages[block]), e->stored_page, mr_kv_size_of_page(e->kv));
+      mr_kv_seq_reserve(e->kv, kv, MR_KV_BLOCK) ||
+      mr_kv_write(e->kv, kv->pages[block], e->stored_page))
+    return false; /* what was reserved is used by the tokens that are computed then */
   kv->len += MR_KV_BLOCK;
   f->fed += MR_KV_BLOCK;
   mr_flight_publish(e, f, f->fed - MR_KV_BLOCK);

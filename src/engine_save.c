@@ -131,7 +131,10 @@ static bool save_page(save *v, int32_t page) {
     return false;
   mr_saved_page *k = &v->known[page];
   if (k->at == 0) {
-    *k = mr_saver_page(v->w, mr_kv_page(v->e->kv, page));
+    const void *bytes = mr_kv_view(v->e->kv, page, v->buf);
+    if (!bytes)
+      return false;
+    *k = mr_saver_page(v->w, bytes);
     k->at++; /* one that found no room is tried again */
   }
   return add_page(v, (mr_saved_page){k->at - 1, k->check});
