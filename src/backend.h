@@ -95,6 +95,13 @@ typedef struct mr_attend { /* of one layer */
   const float *sinks;  /* [n_heads], or NULL */
 } mr_attend;
 
+typedef struct mr_tap { /* sees the rows that linear operations multiply: for calibration */
+  void *ctx;
+  float *rows; /* [max_tokens, the widest matrix]: room; borrowed */
+  /* f(x) of an operation whose first matrix is w: n rows of k values; on the caller's thread */
+  void (*see)(void *ctx, const mr_matrix *w, const float *rows, int n, int k);
+} mr_tap;
+
 typedef struct mr_experts { /* out = sum of the chosen experts' weight * MLP(norm(x)) */
   const mr_layer *layer;
   const mr_buf *x;      /* [rows, d_model] */
@@ -132,6 +139,7 @@ typedef struct mr_backend_ops {
 struct mr_backend { /* an implementation's first member */
   const mr_backend_ops *ops;
   mr_step_stats stats; /* of the step: begin clears it, each operation adds */
+  const mr_tap *tap;   /* or NULL; borrowed. Experts' own matrices are not seen */
 };
 
 /* The host's CPUs. Everything is borrowed; all memory is taken here and in buf_new. */

@@ -8,6 +8,7 @@
 #include "src/backend_cpu_lora.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "io/sys.h"
 
@@ -80,6 +81,15 @@ static void pack_rows(void *ctx, int item, int worker) {
   }
 }
 
+static void copy_rows(void *ctx, int item, int worker) {
+  const job *j = ctx;
+  float *line = j->c->line + (size_t)worker * j->c->line_ld;
+  int stop = (item + 1) * j->chunk < j->rows ? (item + 1) * j->chunk : j->rows;
+  for (int i = item * j->chunk; i < stop; i++)
+    memcpy(j->c->base.tap->rows + (size_t)i * (size_t)j->k, input_row(j, i, line),
+           (size_t)j->k * sizeof *line);
+}
+
 static void multiply(void *ctx, int item, int worker) {
   const job *j = ctx;
   const mr_linear *op = j->op;
@@ -139,6 +149,10 @@ void mr_cpu_linear(mr_backend *b, const mr_linear *op) {
     return;
   j.row_bytes = j.gemm->row_bytes(j.k);
   j.chunk = mr_cpu_chunk(c, j.rows);
+  if (b->tap) {
+    mr_pool_run(c->pool, copy_rows, &j, (j.rows + j.chunk - 1) / j.chunk);
+    b->tap->see(b->tap->ctx, op->w[0], b->tap->rows, j.rows, j.k);
+  }
   j.adapted = mr_cpu_lora_rows_of(c->lora, op);
   mr_pool_run(c->pool, pack_rows, &j, (j.rows + j.chunk - 1) / j.chunk);
   double start = mr_sys_seconds();

@@ -205,6 +205,10 @@ void mr_forward_close(mr_forward *f) {
   mr_mem_free(f);
 }
 
+void mr_forward_tap(mr_forward *f, const mr_tap *tap) {
+  f->dev->tap = tap;
+}
+
 /* ------------------------------------------------------------------ checks of a step */
 
 /* Nothing that a device indexes with may lie outside: positions, pages, token ids. */

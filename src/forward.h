@@ -22,6 +22,8 @@ mr_code mr_forward_open_gpu(mr_forward **out, const mr_model *m, mr_device *dev,
                             mr_gpu_scheme scheme, int max_tokens, int max_logits, mr_err *err);
 size_t mr_forward_columns(const mr_model *m);
 void mr_forward_close(mr_forward *f);
+/* From now on; NULL: nobody. tap->rows has room for max_tokens rows. */
+void mr_forward_tap(mr_forward *f, const mr_tap *tap);
 
 /* Runs the step. Logits of the wanted tokens, in run and token order, are at
  * mr_forward_logits(f, i), i counting from 0, valid until the next step; softcap and logit scale

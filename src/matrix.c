@@ -53,6 +53,8 @@ static void scaled_row(const mr_quant *q, int64_t r, float *dst) {
   const float *s = q->scales + r / q->block_n * q->cols;
   for (int i = 0; i < q->k; i++)
     dst[i] *= s[i / q->block_k];
+  for (int i = 0; i < q->n_outliers; i++)
+    dst[word(q->outlier_columns, i)] = q->outliers[r * q->n_outliers + i];
 }
 
 void mr_quant_row(const mr_quant *q, int64_t r, float *dst) {
