@@ -298,6 +298,40 @@ static void plain_ready(double *x, const float *w, int n, const float *rope, con
 
 enum { TOKENS = 2, QH = 3, KH = 2, DIM = 24 };
 
+/* in: q, k, v, norms, rope. */
+static void check_ready(const rig *r, const plain_head *p, bool wide, const float *const *in,
+                        const int32_t *pos, const int32_t *page, const float *got_q,
+                        const uint8_t *pages) {
+  const float *q = in[0], *k = in[1], *v = in[2], *w = in[3], *rope = in[4];
+  size_t part = (size_t)PAGE * DIM * (wide ? 4 : 2);
+  for (int t = 0; t < TOKENS; t++)
+    for (int h = 0; h < QH + KH; h++) {
+      bool query = h < QH;
+      int n = query || !p->k_dims ? DIM : p->k_dims, head = query ? h : h - QH;
+      const float *from = query ? q + (t * QH + head) * DIM : k + (t * KH + head) * DIM;
+      const float *norm = (query ? w : w + QH * DIM) + (p->each ? head * n : 0);
+      double x[DIM];
+      for (int d = 0; d < DIM; d++)
+        x[d] = p->clip > 0 ? fmax(-p->clip, fmin(from[d], p->clip)) : (double)from[d];
+      plain_ready(x, norm, n, rope + t * p->n_rot, p);
+      for (int d = 0; d < DIM; d++) {
+        if (query) {
+          close_to(r, "a query", got_q[(t * QH + head) * DIM + d], x[d], 1e-4);
+          continue;
+        }
+        const uint8_t *at = pages + (size_t)(page[t] * KH + head) * 2 * part;
+        size_t slot = (size_t)(pos[t] % PAGE * DIM + d);
+        const float *f = (const float *)(const void *)at;
+        const uint16_t *b = (const uint16_t *)(const void *)at;
+        double value = v[(t * KH + head) * DIM + d];
+        value = p->clip > 0 ? fmax(-p->clip, fmin(value, p->clip)) : value;
+        close_to(r, "a key", wide ? f[slot] : mr_bf16_to_f32(b[slot]), x[d], wide ? 1e-4 : 2e-2);
+        slot += part / (wide ? 4 : 2);
+        close_to(r, "a value", wide ? f[slot] : mr_bf16_to_f32(b[slot]), value, 2e-2);
+      }
+    }
+}
+
 static void check_heads(rig *r, plain_head p, bool wide) {
   static const int32_t pos[TOKENS] = {37, 38}, page[TOKENS] = {2, 1};
   float *q = random_floats(TOKENS * QH * DIM, 2), *k = random_floats(TOKENS * KH * DIM, 2);
@@ -340,32 +374,8 @@ static void check_heads(rig *r, plain_head p, bool wide) {
   rig_run(r, MR_GPU_heads, grid, &a);
   rig_get(r, got_q, a.q, sizeof got_q);
   rig_get(r, pages, a.pages, bytes);
-  for (int t = 0; t < TOKENS; t++)
-    for (int h = 0; h < QH + KH; h++) {
-      bool query = h < QH;
-      int n = query || !p.k_dims ? DIM : p.k_dims, head = query ? h : h - QH;
-      const float *from = query ? q + (t * QH + head) * DIM : k + (t * KH + head) * DIM;
-      const float *norm = (query ? w : w + QH * DIM) + (p.each ? head * n : 0);
-      double x[DIM];
-      for (int d = 0; d < DIM; d++)
-        x[d] = p.clip > 0 ? fmax(-p.clip, fmin(from[d], p.clip)) : (double)from[d];
-      plain_ready(x, norm, n, rope + t * p.n_rot, &p);
-      for (int d = 0; d < DIM; d++) {
-        if (query) {
-          close_to(r, "a query", got_q[(t * QH + head) * DIM + d], x[d], 1e-4);
-          continue;
-        }
-        const uint8_t *at = pages + (size_t)(page[t] * KH + head) * 2 * part;
-        size_t slot = (size_t)(pos[t] % PAGE * DIM + d);
-        const float *f = (const float *)(const void *)at;
-        const uint16_t *b = (const uint16_t *)(const void *)at;
-        double value = v[(t * KH + head) * DIM + d];
-        value = p.clip > 0 ? fmax(-p.clip, fmin(value, p.clip)) : value;
-        close_to(r, "a key", wide ? f[slot] : mr_bf16_to_f32(b[slot]), x[d], wide ? 1e-4 : 2e-2);
-        slot += part / (wide ? 4 : 2);
-        close_to(r, "a value", wide ? f[slot] : mr_bf16_to_f32(b[slot]), value, 2e-2);
-      }
-    }
+  const float *in[] = {q, k, v, w, rope};
+  check_ready(r, &p, wide, in, pos, page, got_q, pages);
   float *mine[] = {q, k, v, w, rope};
   for (size_t i = 0; i < sizeof mine / sizeof *mine; i++)
     mr_mem_free(mine[i]);
