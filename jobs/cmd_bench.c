@@ -25,7 +25,7 @@ static const char usage[] =
     "                                 [--kv-type TYPE] [--json] FILE...\n"
     "\n"
     "kernels     each kernel against its limit\n"
-    "machine     the limits of this machine: memory bandwidth, GEMM rates in the cache\n"
+    "machine     the limits of this machine: memory bandwidth, int8 peak, GEMM rates in the cache\n"
     "throughput  tokens per second of the engine: separate random prompts, greedy, no end\n"
     "accuracy    fast mode against exact on the text of files: divergence, first choices, "
     "perplexity\n"
@@ -304,9 +304,9 @@ static mr_code machine(const bench_opts *o, mr_err *err) {
   for (int s = 0; s < MR_SCHEMES; s++)
     if (r.ops_per_s[s] > 0)
       json_object_set_new(gemm, names[s], json_real(r.ops_per_s[s]));
-  json_t *out = json_pack("{s:s, s:i, s:f, s:f, s:o}", "isa", k->name, "threads", r.threads,
-                          "bytes_per_s", r.bytes_per_s, "int8_peak_ops_per_s", int8_peak,
-                          "gemm_ops_per_s", gemm);
+  json_t *out =
+      json_pack("{s:s, s:i, s:f, s:f, s:o}", "isa", k->name, "threads", r.threads, "bytes_per_s",
+                r.bytes_per_s, "int8_peak_ops_per_s", int8_peak, "gemm_ops_per_s", gemm);
   if (!out || json_dumpf(out, stdout, 0) || fputc('\n', stdout) == EOF)
     rc = mr_err_set(err, MR_E_IO, "cannot write to standard output");
   json_decref(out);

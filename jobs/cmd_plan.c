@@ -293,8 +293,9 @@ static mr_code print_text(const planned *p, mr_err *err) {
   printf("batch             %.0f rows, steps of up to %d tokens, %d threads\n",
          p->estimate.sim.batch, p->info.max_step_tokens, p->info.threads);
   if (balance(p) > 0)
-    printf("                  (from %.0f tokens on, arithmetic takes longer than reading weights)\n",
-           balance(p));
+    printf(
+        "                  (from %.0f tokens on, arithmetic takes longer than reading weights)\n",
+        balance(p));
   print_time(p);
   mr_explain_in in = why(p);
   puts("why");

@@ -77,11 +77,11 @@ static void timeline_is_bounded(void **state) {
 static void json_has_its_keys(void **state) {
   (void)state;
   static const char *const keys[] = {
-      "rows",          "rows_ok", "rows_failed",    "prompt_tokens",  "prefill_tokens_computed",
-      "output_tokens", "seconds", "ttft_ms",        "tpot_ms",        "mfu",
-      "mbu",           "batch",   "kv_spill_bytes", "kv_fetch_bytes", "peak_memory_bytes",
-      "errors",        "version", "digests",        "timeline",       "throughput",
-      "engine",        "options", "inputs",         "runs",           "peaks",
+      "rows",          "rows_ok",  "rows_failed",    "prompt_tokens",  "prefill_tokens_computed",
+      "output_tokens", "seconds",  "ttft_ms",        "tpot_ms",        "mfu",
+      "mbu",           "batch",    "kv_spill_bytes", "kv_fetch_bytes", "peak_memory_bytes",
+      "errors",        "version",  "digests",        "timeline",       "throughput",
+      "engine",        "options",  "inputs",         "runs",           "peaks",
       "job_id",        "diagnosis"};
   static const char *const phases[] = {"preflight", "load",  "run",  "commit",
                                        "assemble",  "other", "total"};
