@@ -174,7 +174,7 @@ check: ## test, with the unit tests on every instruction set and the second mode
 	@scripts/setup.sh test --quiet
 	@$(MAKE) --no-print-directory -j$$(nproc) all test-programs
 	@$(MAKE) --no-print-directory models
-	@tests/run.sh $(BUILD) unit isa cli stop kill tidy clang asan fuzz-replay
+	@tests/run.sh $(BUILD) unit isa cli stop kill tidy clang asan fuzz-replay mutants
 
 check-long: ## check, and the sanitizer builds of every suite, valgrind, cron and Slurm if there (about an hour)
 	@$(MAKE) --no-print-directory check
