@@ -114,7 +114,8 @@ for suite in "$@"; do
       result "clang build" $? ;;
     asan) sanitized asan $(cat tests/asan-fast.txt) ;;
     asan-all) sanitized asan $(all_tests) ;;
-    tsan) sanitized tsan test_pool test_spill test_kvtier test_forward test_engine ;;
+    tsan) sanitized tsan test_pool test_spill test_kvtier test_forward test_engine
+      script "tsan run" python3 tests/threads.py "$build/tsan/millrace" ;;
     valgrind) tests/valgrind.sh "$build/millrace" >"$log" 2>&1; result valgrind $? ;;
     stop) script stop python3 tests/stop.py "$build/millrace" ;;
     kill) script kill python3 tests/kill.py "$build/millrace" 30 ;;
