@@ -112,9 +112,9 @@ check: ## test, with the unit tests on every instruction set and the second mode
 	@$(MAKE) --no-print-directory models
 	@tests/run.sh $(BUILD) unit isa cli stop kill memory tidy clang asan fuzz-replay
 
-check-long: ## check, and the sanitizer builds of every suite, valgrind, cron and Slurm if there (about an hour)
+check-long: ## check, and the sanitizer builds of every suite, valgrind, 10 million rows, cron, systemd and Slurm if there (about two hours)
 	@$(MAKE) --no-print-directory check
-	@tests/run.sh $(BUILD) crash kill-long memory-long asan-all tsan valgrind cron slurm
+	@tests/run.sh $(BUILD) crash kill-long memory-long asan-all tsan valgrind cron systemd slurm
 
 unit cli tidy clang: ## one suite of the tests
 	@scripts/setup.sh test --quiet

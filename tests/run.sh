@@ -8,7 +8,8 @@
 #   slurm     an array on a single-node Slurm    stop       signals, two runs, closed files, full disks, real runs
 #   kill      kill -9 at random times, 30 times  kill-long  1,000 times
 #   crash     crashes and faults, 100 outcomes at each point (unit tries a few)
-#   memory    peak memory at two sizes of a job               memory-long  up to 10 million rows, half an hour
+#   memory    peak memory at two sizes of a job         memory-long  up to 10 million rows, half an hour
+#   systemd   the timer and service of examples/cron under a real systemd of its own (root)
 #   fuzz-replay  the corpus of every fuzz target, sanitized
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -125,6 +126,7 @@ for suite in "$@"; do
     memory) script memory python3 tests/memory.py "$build/millrace" ;;
     memory-long) script memory-long python3 tests/memory.py "$build/millrace" long models/SmolLM2-135M-Instruct.Q4_1.gguf ;;
     cron) script cron tests/cron.sh "$build/millrace" ;;
+    systemd) script systemd tests/systemd.sh "$build/millrace" ;;
     slurm) script slurm tests/slurm.sh "$build/millrace" ;;
     fuzz-replay) fuzz_replay ;;
     *) echo "unknown suite $suite" >&2; exit 64 ;;
