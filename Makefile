@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 BUILD ?= build
 CC ?= gcc
+GXX ?= g++
 PREFIX ?= /usr/local
 VERSION := $(shell cat VERSION)
 MODE ?= release
@@ -19,7 +20,9 @@ AVX2_FLAGS := -mavx2 -mfma -mf16c -mbmi2
 AVX512_FLAGS := $(AVX2_FLAGS) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
 
 LIB_SRC := $(wildcard io/*.c kernels/*.c kernels/*/*.c src/*.c) $(filter-out jobs/main.c,$(wildcard jobs/*.c))
-LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
+# The GPU's kernels for the emulator, once a machine (kernels/gpu/mma.h).
+EMU_OBJ := $(addprefix $(BUILD)/kernels/gpu/emu_,sync.o mfma.o wmma.o)
+LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o) $(EMU_OBJ)
 LIB := $(BUILD)/libmillrace.a
 BIN := $(BUILD)/millrace
 FUZZERS := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
@@ -51,6 +54,24 @@ $(BUILD)/%.o: %.c | $(BUILD)/.deps
 	@mkdir -p $(@D)
 	@echo "  CC $<"
 	@$(CC) $(CFLAGS) -c -o $@ $<
+
+# Fibers change stacks under a sanitizer's feet, so these go without.
+$(BUILD)/kernels/gpu/emu.o: CFLAGS += -fno-sanitize=all
+GXXFLAGS := -x c++ -std=gnu++17 -O2 -g -march=x86-64-v2 -ffp-contract=off -fno-math-errno -fno-exceptions -fno-rtti -fPIC \
+  -Wall -Wextra -Werror -Wno-psabi -I. -MMD -MP
+$(BUILD)/kernels/gpu/emu_sync.o: MACHINE := MR_MMA_SYNC
+$(BUILD)/kernels/gpu/emu_mfma.o: MACHINE := MR_MMA_MFMA
+$(BUILD)/kernels/gpu/emu_wmma.o: MACHINE := MR_MMA_WMMA
+$(EMU_OBJ): $(BUILD)/kernels/gpu/emu_%.o: kernels/gpu/all.cu | $(BUILD)/.deps
+	@mkdir -p $(@D)
+	@echo "  GXX $< ($*)"
+	@$(GXX) $(GXXFLAGS) -DMR_MMA=$(MACHINE) -DMR_EMU_TABLE=mr_emu_$* -c -o $@ $<
+
+# What `make gpu` has made is embedded.
+BLOBS := $(wildcard $(BUILD)/gpu/*.fatbin $(BUILD)/gpu/*.hsaco)
+$(BUILD)/kernels/gpu/blobs.o: $(BLOBS)
+$(BUILD)/kernels/gpu/blobs.o: CFLAGS += $(foreach b,$(BLOBS),$(if $(filter %.fatbin,$b),-DMR_BLOB_CUDA='"$b"')) \
+  $(foreach g,90a 942 1100,$(if $(filter %/gfx$g.hsaco,$(BLOBS)),-DMR_BLOB_GFX$(shell echo $g | tr a-z A-Z)='"$(BUILD)/gpu/gfx$g.hsaco"'))
 
 $(LIB): $(LIB_OBJ)
 	@rm -f $@
@@ -90,6 +111,49 @@ $(SMOLLM2):
 	@scripts/get-models.sh smollm2
 $(GEMMA3):
 	@scripts/get-models.sh gemma3
+
+# ---------------------------------------------------------------- GPUs
+# A cubin for each of NVIDIA's architectures in one fat binary, with PTX for those to come; a code object for each of
+# AMD's, by plain clang without ROCm. Every kernel is held to its budget (kernels/gpu/budget.txt).
+NVCC ?= $(shell command -v nvcc)
+AMD_CLANG ?= $(shell command -v clang-19)
+NV_ARCHS := sm_80 sm_90a sm_100
+AMD_ARCHS := gfx90a gfx942 gfx1100
+GPU_SRC := $(wildcard kernels/gpu/*.cu kernels/gpu/*.h)
+FATBIN := $(BUILD)/gpu/cuda-sm_80-sm_90a-sm_100.fatbin
+GPU_FILES := $(if $(NVCC),$(FATBIN)) $(if $(AMD_CLANG),$(AMD_ARCHS:%=$(BUILD)/gpu/%.hsaco))
+
+.PHONY: gpu
+gpu: ## kernels for NVIDIA (nvcc) and AMD (clang-19), embedded in the program; whichever compiler there is
+	@scripts/setup.sh gpu --quiet
+	@$(MAKE) --no-print-directory gpu-files
+	@$(MAKE) --no-print-directory all
+
+.PHONY: gpu-files
+gpu-files: $(GPU_FILES)
+	@for a in $(if $(NVCC),$(NV_ARCHS:%=%.cubin)); do scripts/gpu-budget.sh nvidia $(BUILD)/gpu/$$a.log || exit 1; done
+	@for a in $(if $(AMD_CLANG),$(AMD_ARCHS:%=%.hsaco)); do scripts/gpu-budget.sh amd $(BUILD)/gpu/$$a.log || exit 1; done
+	@$(if $(NVCC),,echo "  no nvcc: nothing for NVIDIA")
+	@$(if $(AMD_CLANG),,echo "  no clang-19: nothing for AMD")
+
+$(BUILD)/gpu/sm_%.cubin: $(GPU_SRC)
+	@mkdir -p $(@D)
+	@echo "  NVCC sm_$*"
+	@$(NVCC) -std=c++17 -O3 -fmad=false -I. -arch=sm_$* -Xptxas -v -cubin -o $@.part kernels/gpu/all.cu 2>$@.log || (cat $@.log; false)
+	@mv $@.part $@
+$(BUILD)/gpu/compute_80.ptx: $(GPU_SRC)
+	@mkdir -p $(@D)
+	@echo "  NVCC compute_80"
+	@$(NVCC) -std=c++17 -O3 -fmad=false -I. -arch=compute_80 -ptx -o $@ kernels/gpu/all.cu
+$(FATBIN): $(NV_ARCHS:%=$(BUILD)/gpu/%.cubin) $(BUILD)/gpu/compute_80.ptx
+	@$(dir $(NVCC))fatbinary -64 --create=$@ $(foreach a,$(NV_ARCHS),--image3=kind=elf,sm=$(a:sm_%=%),file=$(BUILD)/gpu/$a.cubin) \
+	  --image3=kind=ptx,sm=80,file=$(BUILD)/gpu/compute_80.ptx
+$(BUILD)/gpu/gfx%.hsaco: $(GPU_SRC)
+	@mkdir -p $(@D)
+	@echo "  CLANG gfx$*"
+	@$(AMD_CLANG) -x hip --cuda-device-only -nogpulib -nogpuinc --no-gpu-bundle-output --offload-arch=gfx$* -std=c++17 -O3 \
+	  -ffp-contract=off -I. -Rpass-analysis=kernel-resource-usage -o $@.part kernels/gpu/all.cu 2>$@.log || (cat $@.log; false)
+	@mv $@.part $@
 
 # ---------------------------------------------------------------- the demo
 .PHONY: demo

@@ -5,15 +5,17 @@
 #include <stdbool.h>
 
 #include "io/err.h"
+#include "src/engine.h"
 
 /* Measures the int8 GEMM on the matrix shapes of two small models, and attention, with all threads
  * of this process, beside the register-only int8 peak; prints a table, or JSON. 0: done. */
 int mr_bench_kernels(bool json);
 
-/* Fast mode against exact on the text of n files: the divergence (KL, in nats) of the next token's
- * distribution, its 99th percentile, how often both have the same first choice, and what fast mode
- * adds to perplexity. Prints a line a file and one for all. threads 0: all. */
-mr_code mr_bench_accuracy(const char *model, int threads, char **files, int n, bool json,
-                          mr_err *err);
+/* A way to compute (by default fast mode) against exact on the text of n files: the divergence (KL,
+ * in nats) of the next token's distribution, its 99th percentile, how often both have the same
+ * first choice, and what it adds to perplexity. Prints a line a file and one for all. threads 0:
+ * all; kv_type -1: the default. */
+mr_code mr_bench_accuracy(const char *model, int threads, mr_compute compute, int kv_type,
+                          char **files, int n, bool json, mr_err *err);
 
 #endif

@@ -20,8 +20,9 @@ static const char usage[] =
     "usage: millrace bench kernels [--json]\n"
     "       millrace bench machine [--threads N] [--json]\n"
     "       millrace bench throughput -m MODEL [--prompt N] [--gen N] [--batch N] [--threads N]\n"
-    "                                 [--compute fast|exact] [--json]\n"
-    "       millrace bench accuracy -m MODEL [--threads N] [--json] FILE...\n"
+    "                                 [--compute fast|exact] [--kv-type TYPE] [--json]\n"
+    "       millrace bench accuracy -m MODEL [--threads N] [--compute fast|exact]\n"
+    "                                 [--kv-type TYPE] [--json] FILE...\n"
     "\n"
     "kernels     each kernel against its limit\n"
     "machine     the limits of this machine: memory bandwidth, GEMM rates in the cache\n"
@@ -35,6 +36,7 @@ static const char usage[] =
     "      --batch N         sequences at once (64)\n"
     "      --threads N       threads (all)\n"
     "      --compute MODE    fast (default) or exact\n"
+    "      --kv-type TYPE    of keys and values: f32, f16, bf16, int8, q4, fp8 (as `run` chooses)\n"
     "      --json            print one JSON object\n"
     "  -h, --help            print this page\n"
     "\n"
@@ -46,6 +48,7 @@ typedef struct bench_opts {
   const char *model;
   int prompt, gen, batch, threads;
   mr_compute compute;
+  int kv_type; /* -1: by the compute mode */
   bool json;
 } bench_opts;
 
@@ -147,12 +150,11 @@ static mr_code run_decode(mr_engine *e, const bench_opts *o, int32_t *ids, phase
 static mr_code open_engine(const bench_opts *o, const mr_prompter *p, mr_engine **e, mr_err *err) {
   mr_engine_info info;
   mr_engine_opts eo = {.model_path = o->model,
-                       .device = "cpu",
                        .compute = o->compute,
                        .threads = o->threads,
                        .max_batch = o->batch,
                        .no_prefix_sharing = true,
-                       .kv_type = -1};
+                       .kv_type = o->kv_type};
   mr_code rc = mr_engine_estimate(&eo, &info, err);
   if (rc)
     return rc;
@@ -276,6 +278,16 @@ static mr_code parse_number(const char *name, int from, int *value, mr_err *err)
   return MR_OK;
 }
 
+static mr_code parse_kv_type(bench_opts *o, mr_err *err) {
+  for (int t = 0; t < MR_KV_TYPES; t++)
+    if (!strcmp(optarg, mr_kv_type_name((mr_kv_type)t))) {
+      o->kv_type = t;
+      return MR_OK;
+    }
+  return mr_err_set(err, MR_E_USAGE, "bench: --kv-type is f32, f16, bf16, int8, q4 or fp8, not %s",
+                    optarg);
+}
+
 static mr_code parse_option(bench_opts *o, int c, mr_err *err) {
   switch (c) {
   case 'm':
@@ -294,6 +306,8 @@ static mr_code parse_option(bench_opts *o, int c, mr_err *err) {
       return mr_err_set(err, MR_E_USAGE, "bench: --compute is fast or exact, not %s", optarg);
     o->compute = strcmp(optarg, "exact") ? MR_COMPUTE_FAST : MR_COMPUTE_EXACT;
     return MR_OK;
+  case 'k':
+    return parse_kv_type(o, err);
   default:
     o->json = true;
     return MR_OK;
@@ -301,15 +315,12 @@ static mr_code parse_option(bench_opts *o, int c, mr_err *err) {
 }
 
 static mr_code parse(bench_opts *o, int argc, char **argv, bool *help, mr_err *err) {
-  static const struct option options[] = {{"model", required_argument, NULL, 'm'},
-                                          {"prompt", required_argument, NULL, 'p'},
-                                          {"gen", required_argument, NULL, 'g'},
-                                          {"batch", required_argument, NULL, 'b'},
-                                          {"threads", required_argument, NULL, 't'},
-                                          {"compute", required_argument, NULL, 'c'},
-                                          {"json", no_argument, NULL, 'j'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {NULL, 0, NULL, 0}};
+  static const struct option options[] = {
+      {"model", required_argument, NULL, 'm'},   {"prompt", required_argument, NULL, 'p'},
+      {"gen", required_argument, NULL, 'g'},     {"batch", required_argument, NULL, 'b'},
+      {"threads", required_argument, NULL, 't'}, {"compute", required_argument, NULL, 'c'},
+      {"kv-type", required_argument, NULL, 'k'}, {"json", no_argument, NULL, 'j'},
+      {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0}};
   mr_code rc = MR_OK;
   optind = 0;
   opterr = 0;
@@ -349,12 +360,13 @@ static mr_code dispatch(const bench_opts *o, char **args, int n, mr_err *err) {
     return mr_err_set(err, MR_E_USAGE, "bench %s: give a model with -m", what);
   if (accuracy && n < 2)
     return mr_err_set(err, MR_E_USAGE, "bench accuracy: name files of text");
-  return accuracy ? mr_bench_accuracy(o->model, o->threads, args + 1, n - 1, o->json, err)
+  return accuracy ? mr_bench_accuracy(o->model, o->threads, o->compute, o->kv_type, args + 1, n - 1,
+                                      o->json, err)
                   : throughput(o, err);
 }
 
 int mr_cmd_bench(int argc, char **argv) {
-  bench_opts o = {.prompt = 128, .gen = 32, .batch = 64};
+  bench_opts o = {.prompt = 128, .gen = 32, .batch = 64, .kv_type = -1};
   mr_err err = MR_ERR_INIT;
   bool help = false;
   mr_code rc = parse(&o, argc, argv, &help, &err);

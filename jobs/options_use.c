@@ -3,7 +3,9 @@
 #include "jobs/options.h"
 
 bool mr_job_has_score(const mr_job *j) {
-  return j->score.refs.n || j->score.metrics || j->score.ref_field || j->score.by;
+  const mr_score_opts *o = &j->score;
+  return o->refs.n || o->metrics || o->ref_field || o->by || o->extract || o->extract_last ||
+         o->ignore || o->outputs || o->skip_missing;
 }
 
 int mr_job_status(const mr_job *j, uint64_t rows, uint64_t failed) {
@@ -23,13 +25,16 @@ void mr_job_engine_opts(const mr_job *j, mr_engine_opts *o) {
                         .kv_disk = j->kv_disk,
                         .spill_dir = j->spill_dir,
                         .kv_policy = j->kv_policy,
+                        .prefix_cache = j->prefix_cache,
+                        .prefix_cache_bytes = j->prefix_cache_bytes,
                         .kv_type = j->kv_type,
                         .context = j->context,
+                        .adapters = j->adapters,
+                        .n_adapters = j->n_adapters,
                         .no_prefix_sharing = j->no_prefix_sharing};
 }
 
 json_t *mr_job_result_options(const mr_job *j) {
-  static const char *const kv[] = {"f32", "f16"};
   json_t *o = json_object();
   if (!o)
     return NULL;
@@ -41,7 +46,8 @@ json_t *mr_job_result_options(const mr_job *j) {
   bad |= json_object_set_new(o, "duplicates",
                              json_string(j->duplicates == MR_DUP_REFUSE ? "refuse" : "error-row"));
   bad |= json_object_set_new(o, "keep-prompt", json_boolean(j->keep_prompt));
-  bad |= json_object_set_new(o, "kv-type", json_string(j->kv_type < 0 ? "auto" : kv[j->kv_type]));
+  const char *kv = j->kv_type < 0 ? "auto" : mr_kv_type_name((mr_kv_type)j->kv_type);
+  bad |= json_object_set_new(o, "kv-type", json_string(kv));
   bad |= json_object_set_new(
       o, "long-prompt",
       json_string(j->long_prompt == MR_LONG_TRUNCATE_LEFT ? "truncate-left" : "error"));

@@ -153,11 +153,37 @@ static json_t *engine(const mr_report *r) {
 /* What was done when memory for keys and values ran out. */
 static json_t *kv(const mr_report *r) {
   const mr_engine_stats *s = &r->stats;
-  return json_pack("{s:s*, s:o, s:o, s:o, s:o, s:o, s:o}", "policy", r->info.kv_policy,
+  return json_pack("{s:s*, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "policy", r->info.kv_policy,
                    "preemptions", count(s->preemptions), "recomputed_tokens",
                    count(s->recomputed_tokens), "spill_bytes", count(s->kv_spill_bytes),
                    "fetch_bytes", count(s->kv_fetch_bytes), "disk_failures", count(s->kv_failures),
-                   "stall_seconds", real(s->kv_stall_s));
+                   "stall_seconds", real(s->kv_stall_s), "resumed_rows", count(s->resumed_rows),
+                   "resumed_tokens", count(s->resumed_tokens));
+}
+
+static json_t *prefix_cache(const mr_report *r) {
+  const mr_engine_stats *s = &r->stats;
+  return json_pack("{s:o, s:o, s:o, s:o}", "tokens", count(s->prompt_tokens_cached), "read_bytes",
+                   count(s->cache_read_bytes), "written_bytes", count(s->cache_written_bytes),
+                   "bad_files", count(s->cache_bad));
+}
+
+/* What the time was said to be before, part by part. */
+static json_t *prediction(const mr_report *r) {
+  if (!r->predicted)
+    return json_null();
+  double said = 0, took = 0;
+  json_t *parts = json_object();
+  for (int i = 0; i < MR_PARTS; i++) {
+    said += r->said_s[i];
+    took += r->took_s[i];
+    json_object_set_new(
+        parts, mr_part_names[i],
+        json_pack("{s:o, s:o}", "predicted", real(r->said_s[i]), "took", real(r->took_s[i])));
+  }
+  return json_pack("{s:o, s:o, s:o, s:i, s:o}", "predicted_seconds", real(said), "took_seconds",
+                   real(took), "share_of_tokens", real(r->predicted_share), "learnt_from_runs",
+                   r->predicted_runs, "parts", parts);
 }
 
 static json_t *timeline(const mr_timeline *t) {
@@ -242,6 +268,8 @@ json_t *mr_report_to_json(const mr_report *r) {
                            real(r->earlier_s), "rows_lost_and_redone", count(r->lost_rows));
   int bad = json_object_set_new(o, "runs", runs);
   bad |= json_object_set_new(o, "kv", kv(r));
+  bad |= json_object_set_new(o, "prediction", prediction(r));
+  bad |= json_object_set_new(o, "prefix_cache", prefix_cache(r));
   bad |= json_object_set_new(o, "results_bytes", count(r->results_bytes));
   if (!bad && add_peaks(r, o) && add_identity(r, o))
     return o;

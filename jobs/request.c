@@ -101,13 +101,15 @@ static mr_code fill(const mr_plan_record *rec, mr_request *req, mr_row_keep *kee
   if (!id || !mr_params_read(&p, params, NULL, MR_SHAPE_STORED, 0, &why))
     return mr_err_set(err, MR_E_DATA, "the plan is damaged: a row's parameters: %s", why.message);
   *req = (mr_request){.tag = rec->row,
+                      .row = rec->row,
                       .row_key = mr_hash_64(id, id_len),
                       .task = rec->e.kind == MR_ROW_SCORE ? MR_TASK_SCORE : MR_TASK_GENERATE,
                       .prompt = rec->prompt,
                       .n_prompt = rec->e.n_prompt,
                       .cont = rec->cont,
                       .cont_len = rec->cont_len,
-                      .n_cont = rec->n_cont};
+                      .n_cont = rec->n_cont,
+                      .adapter = rec->e.adapter > INT_MAX ? -1 : (int)rec->e.adapter};
   fill_sampling(&p, &req->sampling);
   if (req->task == MR_TASK_SCORE)
     req->sampling.logprobs = 0; /* token_logprobs */

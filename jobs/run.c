@@ -32,10 +32,17 @@ static mr_code say_stopped(mr_run *r, mr_err *err) {
     return mr_err_set(err, MR_E_STOPPED,
                       "stopped by %s; nothing was written: with -o - a job cannot be resumed",
                       r->stopped);
+  char begun[128] = "";
+  const mr_engine_stats *s = &r->report.stats;
+  if (s->saved_rows)
+    snprintf(begun, sizeof begun, " and goes on with the %llu rows in flight %s",
+             (unsigned long long)s->saved_rows,
+             s->saved_bytes ? "where they are"
+                            : "(with --kv-disk their keys and values would be kept, too)");
   return mr_err_set(err, MR_E_STOPPED,
-                    "stopped by %s after %llu of %llu rows; the same command resumes the job",
+                    "stopped by %s after %llu of %llu rows; the same command resumes the job%s",
                     r->stopped, (unsigned long long)mr_commit_done_rows(r->commit),
-                    (unsigned long long)r->id.rows);
+                    (unsigned long long)r->id.rows, begun);
 }
 
 static void say_figures(const mr_run *r) {
@@ -96,6 +103,8 @@ static void free_run(mr_run *r) {
   mr_err ignored = MR_ERR_INIT;
   mr_progress_close(r->progress);
   mr_shard_close(r->shard);
+  mr_saved_close(r->saved);
+  mr_mem_free(r->profile);
   mr_plan_close(r->plan);
   if (r->paths.temporary && r->commit) /* nobody could resume it */
     mr_commit_discard(r->commit, &ignored);

@@ -8,10 +8,29 @@
 #include "jobs/signals.h"
 
 #define FIRST_ROWS 8
+#define SAVE_S 4.0 /* for keys and values of rows in flight, of the 10 s that a stop may take */
+
+#define KEEP_S 2.0 /* for the prefix cache, at a stop */
+#define KEEP_ALL_S 600.0
+#define AHEAD 32
+#define DEFERRED_MAX 1024
+#define PREDICTED_ROWS_MAX 1000000
+
+/* A row that would not end before the deadline: others are looked for that do. */
+typedef struct deferred {
+  uint64_t row, expected;
+  mr_plan_entry e;
+} deferred;
+
+/* A row that comes soon: the engine is told what its prompt shares. */
+typedef struct coming {
+  uint64_t row, expected;
+} coming;
 
 /* A row in the engine. Its record is needed again when its result comes. */
 typedef struct slot {
   mr_plan_record rec;
+  uint64_t expected; /* by the engine; 0: it was not told */
   double work;
   bool used;
 } slot;
@@ -27,6 +46,11 @@ typedef struct loop {
   bool pending; /* slot `next` holds a row that the engine had no room for */
   size_t next;
   mr_text line;
+  int begun;           /* rows of r->saved that have come */
+  coming ahead[AHEAD]; /* the next rows of the schedule, a ring of n_ahead from first_ahead on */
+  int first_ahead, n_ahead;
+  deferred *deferred; /* [n_deferred] in the order of the schedule */
+  size_t n_deferred;
   bool closed; /* the next row would not finish before the deadline */
   mr_pace pace;
   uint64_t flying, prompt_tokens; /* rows in the engine; prompt tokens of all that were admitted */
@@ -57,8 +81,9 @@ static mr_code count_work(mr_run *r, mr_err *err) {
   return s.rc;
 }
 
+/* Rows that the run before had begun come before the others. */
 static bool skip_row(void *ctx, uint64_t row) {
-  return !is_open(ctx, row);
+  return !is_open(ctx, row) || mr_saved_has(((mr_run *)ctx)->saved, row);
 }
 
 /* ---- lines into the commit */
@@ -134,13 +159,18 @@ static void give_slot(loop *l, size_t at) {
 
 /* ---- admission */
 
-/* The next row into slot l->next. *more false: the schedule is at its end. */
-static mr_code next_row(loop *l, bool *more, mr_err *err) {
-  uint64_t row;
-  mr_code rc = mr_schedule_next(l->schedule, &row, more, err);
-  if (rc || !*more)
-    return rc;
-  rc = take_slot(l, &l->next, err);
+static bool next_begun(loop *l, uint64_t *row) {
+  const mr_run *r = l->r;
+  while (l->begun < mr_saved_rows(r->saved)) {
+    *row = mr_saved_at(r->saved, l->begun++)->row;
+    if (*row < mr_plan_rows(r->plan) && is_open(r, *row))
+      return true;
+  }
+  return false;
+}
+
+static mr_code load_row(loop *l, uint64_t row, mr_err *err) {
+  mr_code rc = take_slot(l, &l->next, err);
   if (rc)
     return rc;
   slot *s = &l->slots[l->next];
@@ -153,6 +183,53 @@ static mr_code next_row(loop *l, bool *more, mr_err *err) {
   s->work = work_of(&s->rec.e);
   l->pending = true;
   return MR_OK;
+}
+
+static mr_code expect_row(loop *l, coming *c, mr_err *err) {
+  mr_plan_record rec;
+  mr_code rc = mr_plan_read(l->r->plan, c->row, &rec, err);
+  if (rc)
+    return rc;
+  if (rec.e.kind != MR_ROW_BAD && rec.e.n_prompt > 0)
+    c->expected = mr_engine_expect(l->engine, (int)rec.e.adapter, rec.prompt, rec.e.n_prompt);
+  mr_plan_record_free(&rec);
+  return MR_OK;
+}
+
+/* The next row of the schedule, of which AHEAD are known to the engine once there is one. */
+static mr_code next_scheduled(loop *l, coming *c, bool *more, mr_err *err) {
+  mr_code rc = MR_OK;
+  *more = true;
+  while (!rc && *more && l->n_ahead < (l->engine ? AHEAD : 1)) {
+    coming *new = &l->ahead[(l->first_ahead + l->n_ahead) % AHEAD];
+    *new = (coming){0, 0};
+    rc = mr_schedule_next(l->schedule, &new->row, more, err);
+    if (!rc && *more && l->engine)
+      rc = expect_row(l, new, err);
+    l->n_ahead += !rc && *more;
+  }
+  *more = l->n_ahead > 0;
+  if (rc || !*more)
+    return rc;
+  *c = l->ahead[l->first_ahead];
+  l->first_ahead = (l->first_ahead + 1) % AHEAD;
+  l->n_ahead--;
+  return MR_OK;
+}
+
+/* The next row into slot l->next. *more false: the schedule is at its end. */
+static mr_code next_row(loop *l, bool *more, mr_err *err) {
+  coming c = {0, 0};
+  mr_code rc = MR_OK;
+  *more = next_begun(l, &c.row);
+  if (!*more)
+    rc = next_scheduled(l, &c, more, err);
+  if (rc || !*more)
+    return rc;
+  rc = load_row(l, c.row, err);
+  if (!rc)
+    l->slots[l->next].expected = c.expected;
+  return rc;
 }
 
 /* A row that can never run (its keys and values alone are over the budget ...) is an error row. */
@@ -177,6 +254,7 @@ static mr_code admit_pending(loop *l, mr_err *err) {
       mr_row_request(&l->slots[l->next].rec, mr_prompter_vocab(l->r->prompter), &req, &keep, &why);
   if (!rc) {
     req.tag = l->next;
+    req.expected = l->slots[l->next].expected;
     rc = mr_engine_admit(l->engine, &req, &why);
   }
   mr_row_keep_free(&keep);
@@ -193,8 +271,10 @@ static mr_code admit_pending(loop *l, mr_err *err) {
                                        (unsigned long long)l->slots[l->next].rec.row, why.text);
 }
 
-/* Rows in flight at the deadline are computed for nothing: one that would be among them waits for
- * the next run. */
+/* ---- before a deadline */
+
+/* Rows in flight at the deadline have to wait for the next run, so those go first that end before.
+ */
 static bool would_be_cut(const loop *l, const mr_plan_entry *e) {
   const mr_run *r = l->r;
   const mr_engine_stats *s = &r->report.stats;
@@ -207,24 +287,88 @@ static bool would_be_cut(const loop *l, const mr_plan_entry *e) {
   return mr_sys_seconds() + expect_s > r->deadline_s;
 }
 
-/* Before a deadline the first rows are few: a step says how many more can be done. */
+/* The first rows are few: a step says how many more can be done. */
 static bool may_admit(const loop *l) {
   return l->r->deadline_s <= 0 || l->pace.tokens_per_s > 0 || l->flying < FIRST_ROWS;
+}
+
+/* The pending row is put off; no place for it: nothing more is looked at. */
+static mr_code defer(loop *l, mr_err *err) {
+  const mr_plan_record *rec = &l->slots[l->next].rec;
+  if (l->n_deferred == DEFERRED_MAX) {
+    l->closed = true;
+    return MR_OK;
+  }
+  if (!l->deferred)
+    l->deferred = mr_mem_alloc(DEFERRED_MAX, sizeof *l->deferred);
+  if (!l->deferred)
+    return nomem(err);
+  l->deferred[l->n_deferred++] = (deferred){rec->row, l->slots[l->next].expected, rec->e};
+  give_slot(l, l->next);
+  l->pending = false;
+  return MR_OK;
+}
+
+static mr_code take_deferred(loop *l, size_t i, mr_err *err) {
+  deferred d = l->deferred[i];
+  l->n_deferred--;
+  memmove(&l->deferred[i], &l->deferred[i + 1], (l->n_deferred - i) * sizeof *l->deferred);
+  mr_code rc = load_row(l, d.row, err);
+  if (!rc)
+    l->slots[l->next].expected = d.expected;
+  return rc;
+}
+
+/* One that would end in time after all, as rows were faster than it had seemed. */
+static mr_code next_deferred(loop *l, bool *more, mr_err *err) {
+  size_t i = 0;
+  while (i < l->n_deferred && would_be_cut(l, &l->deferred[i].e))
+    i++;
+  *more = i < l->n_deferred;
+  return *more ? take_deferred(l, i, err) : MR_OK;
+}
+
+/* No row would end in time. Where its keys and values outlast the run, one can be begun. */
+static mr_code begin_deferred(loop *l, bool *more, mr_err *err) {
+  const mr_job *j = &l->r->job;
+  bool kept = j->kv_disk > 0 && j->format != MR_OUT_STDOUT && !j->expire;
+  *more = l->n_deferred > 0 && l->flying < FIRST_ROWS && kept;
+  l->closed = !*more && l->n_deferred > 0;
+  return *more && !l->pending ? take_deferred(l, 0, err) : MR_OK;
+}
+
+/* ---- admission */
+
+/* Makes a row pending that is to be admitted now, if there is one. */
+static mr_code choose_row(loop *l, bool *more, mr_err *err) {
+  mr_code rc = MR_OK;
+  *more = true;
+  if (!l->pending)
+    rc = next_deferred(l, more, err);
+  while (!rc && !l->closed) {
+    if (!l->pending)
+      rc = next_row(l, more, err);
+    if (rc || !*more || l->slots[l->next].rec.e.kind == MR_ROW_BAD ||
+        !would_be_cut(l, &l->slots[l->next].rec.e))
+      break;
+    rc = defer(l, err);
+  }
+  if (!rc && (l->closed || !*more))
+    rc = begin_deferred(l, more, err);
+  return rc;
 }
 
 static mr_code admit_all(loop *l, mr_err *err) {
   l->closed = false;
   while (!l->closed && may_admit(l)) {
     bool more = true;
-    mr_code rc = l->pending ? MR_OK : next_row(l, &more, err);
+    mr_code rc = choose_row(l, &more, err);
     if (rc || !more)
       return rc;
     if (l->slots[l->next].rec.e.kind == MR_ROW_BAD) {
       rc = commit_bad(l, &l->slots[l->next].rec, err);
       give_slot(l, l->next);
       l->pending = false;
-    } else if (would_be_cut(l, &l->slots[l->next].rec.e)) {
-      l->closed = true;
     } else {
       rc = admit_pending(l, err);
     }
@@ -344,8 +488,57 @@ static mr_code load_and_run(loop *l, mr_err *err) {
   r->report.has_engine = true;
   mr_run_tick(r, "run");
   rc = run_engine(l, err);
+  if (!rc)
+    mr_engine_keep_prefixes(l->engine, r->stopped ? KEEP_S : KEEP_ALL_S);
   mr_engine_stats_get(l->engine, &r->report.stats);
   return rc;
+}
+
+/* Rows in flight go on in the next run where they are now. That is worth much, but nothing is lost
+ * for want of it. */
+static void save_begun(loop *l) {
+  mr_run *r = l->r;
+  mr_err ignored = MR_ERR_INIT;
+  char *prefix = NULL;
+  if (!l->engine || l->flying == 0 || r->job.expire || r->job.format == MR_OUT_STDOUT)
+    return;
+  prefix = mr_paths_kv(&r->paths);
+  if (prefix)
+    mr_engine_save(l->engine, prefix, r->job.kv_disk, SAVE_S, &ignored);
+  mr_mem_free(prefix);
+  mr_engine_stats_get(l->engine, &r->report.stats);
+}
+
+static mr_code load_begun(mr_run *r, mr_err *err) {
+  char *prefix = mr_paths_kv(&r->paths);
+  mr_code rc = prefix ? mr_saved_open(&r->saved, prefix, err) : nomem(err);
+  mr_mem_free(prefix);
+  r->engine_opts.saved = r->saved;
+  return rc;
+}
+
+/* What the rows that are left will take, where `plan` has measured this machine. The run needs it
+ * for its report only, so a failure is none of the job. */
+static mr_code predict(mr_run *r, mr_schedule *order, mr_err *err) {
+  mr_err ignored = MR_ERR_INIT;
+  if (r->saved || mr_schedule_left(order) > PREDICTED_ROWS_MAX || !mr_schedule_left(order))
+    return MR_OK;
+  r->profile = mr_mem_alloc(1, sizeof *r->profile);
+  if (!r->profile)
+    return nomem(err);
+  mr_profile_load(r->profile, &r->estimate);
+  bool known = r->profile->measured;
+  if (known) {
+    mr_estimate_known(&r->said, &r->estimate, r->profile);
+    r->said.start_s += r->report.preflight_s;
+    known = mr_forecast_run(&r->forecast, r->plan, order, r->job.no_prefix_sharing, &r->said,
+                            &r->estimate, r->profile, &ignored) == MR_OK;
+  }
+  if (!known) {
+    mr_mem_free(r->profile);
+    r->profile = NULL;
+  }
+  return mr_schedule_rewind(order, err);
 }
 
 /* --expire: what has no result at the deadline gets its error line, and the job is finished. */
@@ -385,6 +578,7 @@ static void close_loop(loop *l) {
       mr_plan_record_free(&l->slots[i].rec);
   mr_mem_free(l->slots);
   mr_mem_free(l->free_slots);
+  mr_mem_free(l->deferred);
   mr_schedule_close(l->schedule);
   mr_engine_close(l->engine);
   mr_text_free(&l->line);
@@ -400,7 +594,11 @@ mr_code mr_run_rows(mr_run *r, mr_err *err) {
   r->now.rows_failed = mr_commit_totals_get(r->commit)->rows_failed;
   mr_code rc = count_work(r, err);
   if (!rc)
+    rc = load_begun(r, err);
+  if (!rc)
     rc = mr_schedule_open(&l.schedule, r->plan, r->paths.run, 0, skip_row, r, err);
+  if (!rc)
+    rc = predict(r, l.schedule, err);
   if (!rc)
     rc = bad_rows(&l, &more, err);
   if (!rc && mr_signals_stop())
@@ -413,6 +611,8 @@ mr_code mr_run_rows(mr_run *r, mr_err *err) {
   /* Also after an error: rows that are finished are not lost with those that failed. */
   mr_code flushed = mr_commit_flush(r->commit, rc ? &flush_err : err);
   r->report.commit_s += mr_sys_seconds() - t;
+  if (!rc && !flushed && r->stopped)
+    save_begun(&l);
   close_loop(&l);
   return rc ? rc : flushed;
 }

@@ -68,6 +68,10 @@ static bool make_all(mr_paths *p, const char *base, const char *output) {
   return ok;
 }
 
+char *mr_paths_kv(const mr_paths *p) {
+  return join(p->run, "/kv");
+}
+
 mr_code mr_paths_make(mr_paths *p, const char *base, const char *output, mr_err *err) {
   memset(p, 0, sizeof *p);
   if (make_all(p, base, output))

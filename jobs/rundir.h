@@ -39,6 +39,8 @@ mr_code mr_paths_make(mr_paths *p, const char *base, const char *output, mr_err 
  * the manifest. The output's name comes from the file that exists (.jsonl.zst when none does).
  * MR_E_IO: the disk does not say whether it does. */
 mr_code mr_paths_find(mr_paths *p, const char *typed, mr_err *err);
+/* Where rows in flight are kept (saved.h); owned by the caller. NULL: out of memory. */
+char *mr_paths_kv(const mr_paths *p);
 void mr_paths_free(mr_paths *p);
 
 /* Creates the directory if need be and takes the lock: *fd. MR_E_STOPPED: another run holds it. */

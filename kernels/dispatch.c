@@ -71,6 +71,11 @@ const mr_kernels *mr_kernels_best(void) {
   return mr_kernels_get(can[n - 1]);
 }
 
+const char *mr_kv_type_name(mr_kv_type type) {
+  static const char *const type_names[MR_KV_TYPES] = {"f32", "f16", "bf16", "int8", "q4", "fp8"};
+  return type_names[type];
+}
+
 size_t mr_kv_part_bytes(mr_kv_type type, int head_dim) {
   size_t n = (size_t)head_dim * MR_KV_BLOCK;
   switch (type) {
@@ -79,9 +84,17 @@ size_t mr_kv_part_bytes(mr_kv_type type, int head_dim) {
   case MR_KV_F16:
   case MR_KV_BF16:
     return n * 2;
+  case MR_KV_INT8:
+  case MR_KV_FP8:
+    return (n + MR_KV_BLOCK * sizeof(float) + 63) / 64 * 64;
   default:
     return 0;
   }
+}
+
+int mr_rotate_block(int n) {
+  int block = n & -n;
+  return block < 64 ? block : 64;
 }
 
 /* For each of G*32 query rows: q and the sum [head_dim], a block of scores [32], 16 partial sums,

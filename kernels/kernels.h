@@ -51,8 +51,11 @@ typedef struct mr_gemm_ops {
 /* ------------------------------------------------------------------ attention over paged KV */
 /* A KV page holds MR_KV_BLOCK consecutive tokens of one sequence for all layers. Inside a page each
  * layer has, for each kv head, one K part then one V part; the layout inside a part belongs to the
- * table (kv_store writes it, attention reads it), its size does not: MR_KV_BLOCK * head_dim
- * elements.
+ * table (kv_store writes it, attention reads it), its size does not.
+ *
+ * Types of 8 bits have one float32 scale for each token, head and side (K, V): int8 is
+ * round(x * 127 / max|x|); fp8 is E4M3 without its subnormal numbers, max|x| on its largest number,
+ * 448. Both sides of q.k are best rotated first (rotate), so that no channel sticks out.
  */
 #define MR_KV_BLOCK 32
 
@@ -66,8 +69,10 @@ typedef enum mr_kv_type {
   MR_KV_TYPES
 } mr_kv_type;
 
+const char *mr_kv_type_name(mr_kv_type type); /* "f32", "f16" ... */
+
 /* bytes of the K or the V part of one head and layer in one page (scales included), a multiple of
- * 64; 0: no table knows this type yet (INT8, Q4, FP8) */
+ * 64 where head_dim is one of 2; 0: no table knows this type yet (Q4) */
 size_t mr_kv_part_bytes(mr_kv_type type, int head_dim);
 
 typedef struct mr_attn {
@@ -124,7 +129,11 @@ typedef struct mr_kernels {
   /* x[n] = cap * tanh(x / cap) */
   void (*softcap)(float *x, float cap, int n);
 
-  /* writes K and V of one token and head (head_dim floats each) to slot (0..31) of its parts */
+  /* Hadamard transform (orthonormal, its own inverse) in place, over blocks of mr_rotate_block(n)
+   */
+  void (*rotate)(float *x, int n);
+  /* writes K and V of one token and head (head_dim floats each) to slot (0..31) of its parts; the
+   * slots of a page are written in order */
   void (*kv_store)(uint8_t *k_part, uint8_t *v_part, const float *k, const float *v, int head_dim,
                    int slot, mr_kv_type type);
   /* attention for query heads of kv head `kv_head`, tokens q0..q1-1 of a: reads keys and values up
@@ -137,6 +146,9 @@ typedef struct mr_kernels {
   /* max and ln(sum(exp(x - max))) + max: returns logsumexp; fixed order */
   double (*logsumexp)(const float *x, int n);
 } mr_kernels;
+
+/* The largest power of two that divides n, at most 64. */
+int mr_rotate_block(int n);
 
 /* Scratch of one attention call with q1 - q0 <= MR_ATTN_TILE tokens. */
 #define MR_ATTN_TILE 32

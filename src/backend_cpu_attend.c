@@ -14,6 +14,7 @@ typedef struct job {
   mr_cpu *c;
   const mr_attend *op;
   size_t part;  /* bytes of a K or V part */
+  bool rotates; /* q and k, before k is cut to a few bits */
   mr_attn attn; /* what all tiles have in common */
 } job;
 
@@ -90,6 +91,8 @@ static void norm_rope(const job *j, float *x, const float *norm, int head, int n
                   cfg->arch.rope == MR_ROPE_INTERLEAVED);
   if (j->op->norm_late)
     norm_head(j, x, norm, head, n);
+  if (j->rotates)
+    j->c->k->rotate(x, cfg->head_dim);
 }
 
 /* Queries of layers without rope grow with the position (llama4). */
@@ -174,6 +177,7 @@ static void describe(job *j) {
   const mr_config *cfg = &j->c->m->c;
   const mr_kv *kv = j->c->kv;
   j->part = mr_kv_part_bytes(mr_kv_type_of(kv), cfg->head_dim);
+  j->rotates = mr_kv_type_of(kv) > MR_KV_BF16;
   j->attn = (mr_attn){.q_ld = j->op->q->ld,
                       .out_ld = j->op->out->ld,
                       .n_heads = cfg->n_heads,

@@ -26,9 +26,14 @@ typedef struct mr_engine mr_engine;
 
 typedef enum mr_compute { MR_COMPUTE_FAST, MR_COMPUTE_EXACT } mr_compute;
 
+typedef struct mr_adapter {
+  const char *name, *dir; /* of a PEFT adapter (lora.h); borrowed */
+} mr_adapter;
+
 typedef struct mr_engine_opts {
   const char *model_path;
-  const char *device; /* "auto", "cpu"; others: MR_E_UNAVAILABLE with the reason */
+  const char *device;     /* a name of device.h, "auto" or "cpu" (the same for now) */
+  uint64_t device_memory; /* bytes of it that are taken; 0: nine tenths of what is free */
   mr_compute compute;
   int threads; /* 0: as many as the process may use */
   bool pin;
@@ -38,15 +43,21 @@ typedef struct mr_engine_opts {
   uint64_t kv_disk;      /* bytes of keys and values that may be put away on disk; 0: none */
   const char *spill_dir; /* where; NULL: /var/tmp */
   mr_kv_policy kv_policy;
-  int kv_type;            /* mr_kv_type, or -1: f32 in exact mode, else 16 bits */
-  int context;            /* 0: the model's; lower: caps it */
-  bool no_prefix_sharing; /* compute every prompt by itself; the results are the same */
+  int kv_type;                /* mr_kv_type, or -1: f32 in exact mode, else 16 bits */
+  int context;                /* 0: the model's; lower: caps it */
+  const mr_adapter *adapters; /* n_adapters */
+  int n_adapters;
+  bool no_prefix_sharing;      /* compute every prompt by itself; the results are the same */
+  const char *prefix_cache;    /* directory of shared prefixes that outlast the run, or NULL */
+  uint64_t prefix_cache_bytes; /* kept there */
+  const char *model_digest;    /* with prefix_cache: of the model */
+  mr_saved *saved;             /* what a run before left of its rows, or NULL; borrowed */
 } mr_engine_opts;
 
 typedef struct mr_engine_info {
   const char *arch, *isa, *scheme, *kv_type, *device, *kv_policy;
   int context, n_vocab, max_batch, max_step_tokens, threads;
-  uint64_t n_params, weight_bytes, packed_bytes;
+  uint64_t n_params, weight_bytes, packed_bytes;     /* packed: with the adapters */
   uint64_t kv_bytes_per_token, kv_memory, kv_tokens; /* budget in bytes and in tokens */
   double flops_per_prompt_token, flops_per_output_token;
   double load_s;
@@ -56,10 +67,13 @@ typedef enum mr_task { MR_TASK_GENERATE, MR_TASK_SCORE } mr_task;
 
 typedef struct mr_request { /* everything is copied by admit */
   uint64_t tag;             /* returned with the result */
+  uint64_t row;             /* its number in the job: by it a row is known again in `saved` */
+  uint64_t expected;        /* what mr_engine_expect said; 0: it was not called */
   uint64_t row_key;         /* of the random generator: xxh3-64 of the row's id */
   mr_task task;
   const int32_t *prompt; /* n_prompt >= 1 ids */
   int n_prompt;
+  int adapter;          /* 0: the base alone; i + 1: opts.adapters[i] */
   mr_sampling sampling; /* max_tokens clamped: n_prompt + max_tokens <= context; -1: up to it */
   /* SCORE: n_cont continuations, concatenated; lengths >= 1 each */
   const int32_t *cont;
@@ -100,6 +114,8 @@ typedef struct mr_engine_stats { /* sums since open */
   uint64_t steps, output_tokens, logit_rows;
   uint64_t prompt_tokens_computed; /* continuations that are scored, too */
   uint64_t prompt_tokens_shared;   /* taken from a prompt that began alike */
+  uint64_t prompt_tokens_cached;   /* taken from the prefix cache of earlier runs */
+  uint64_t cache_read_bytes, cache_written_bytes, cache_bad; /* bad: files that were not taken */
   double step_s, gemm_s, attn_s, sample_s, other_s;
   double flops, bytes;       /* done, and moved at least */
   uint64_t batch_tokens_sum; /* sum of T over steps */
@@ -108,6 +124,8 @@ typedef struct mr_engine_stats { /* sums since open */
   uint64_t kv_spill_bytes, kv_fetch_bytes, kv_failures; /* failures: computed again */
   uint64_t preemptions, recomputed_tokens;              /* ... because memory ran out */
   double kv_stall_s;                                    /* waits for the disk */
+  uint64_t resumed_rows, resumed_tokens; /* begun by a run before; output tokens it had chosen */
+  uint64_t saved_rows, saved_bytes;      /* by mr_engine_save */
 } mr_engine_stats;
 
 mr_code mr_engine_open(mr_engine **out, const mr_engine_opts *opts, const mr_prompter *p,
@@ -122,9 +140,20 @@ mr_code mr_engine_estimate(const mr_engine_opts *opts, mr_engine_info *info, mr_
 /* MR_E_AGAIN: no room now. MR_E_DATA: it can never run (its KV alone is over the budget; ids out of
  * range). */
 mr_code mr_engine_admit(mr_engine *e, const mr_request *r, mr_err *err);
+/* A row that will be admitted later, after those that were expected before: what its prompt shares
+ * is kept in memory rather than what nobody wants. Returns its number, for `expected` of its
+ * request; only a hint. */
+uint64_t mr_engine_expect(mr_engine *e, int adapter, const int32_t *prompt, int n_prompt);
 int mr_engine_active(const mr_engine *e); /* requests admitted and not collected */
 mr_code mr_engine_step(mr_engine *e, mr_err *err);
 mr_result *mr_engine_collect(mr_engine *e); /* owned by the caller; NULL: none finished */
+/* After the last step: shared prefixes go to the prefix cache, for about `seconds` at most. */
+void mr_engine_keep_prefixes(mr_engine *e, double seconds);
+/* The run stops: the rows in flight to the files of saved.h, the oldest first: the tokens of all
+ * that generate, and keys and values as far as max_bytes and about `seconds` reach. Between two
+ * steps; afterwards only close may follow. MR_E_NOMEM and errors of writing. */
+mr_code mr_engine_save(mr_engine *e, const char *prefix, uint64_t max_bytes, double seconds,
+                       mr_err *err);
 void mr_engine_stats_get(const mr_engine *e, mr_engine_stats *out);
 
 #endif

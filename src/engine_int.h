@@ -21,8 +21,11 @@
 
 #include "kernels/pool.h"
 #include "src/engine.h"
+#include "src/engine_device.h"
 #include "src/forward.h"
+#include "src/lora.h"
 #include "src/prefix.h"
+#include "src/prefixstore.h"
 #include "src/sequence.h"
 
 typedef enum mr_flight_state {
@@ -79,13 +82,20 @@ typedef struct mr_run_owner {
 struct mr_engine {
   mr_engine_info info;
   mr_model *model;
+  mr_lora *lora; /* its adapters; NULL: none */
   const mr_kernels *k;
   mr_pool *pool;
+  mr_engine_device device;
   mr_kv *kv;
-  mr_prefix *prefix; /* NULL: no sharing */
+  mr_prefix *prefix;     /* NULL: no sharing */
+  mr_prefixstore *store; /* NULL: nothing outlasts the run */
+  uint8_t *stored_page;  /* one that is being read out of it */
+  double keep_until_s;   /* monotonic; 0: no limit */
   mr_kvtier *tier;
   mr_kv_policy policy;
-  int window; /* of all layers, or 0 */
+  mr_saved *saved; /* borrowed; NULL: none */
+  bool moved;      /* in this step a flight got back what it waits for */
+  int window;      /* of all layers, or 0 */
   mr_forward *forward;
   const mr_vocab *vocab; /* borrowed from the prompter; NULL: none */
   int32_t *ends;         /* ids that end a text in this model */
@@ -94,11 +104,12 @@ struct mr_engine {
 
   mr_flight *flights, **flights_end;
   mr_flight *finished, **finished_end;
-  int n_active;       /* requests admitted and not collected */
-  int n_sequences;    /* of the flights, done or not */
-  int n_live;         /* of these, not done */
-  int pages_reserved; /* beside the nodes of the tree */
-  uint64_t admitted;  /* the age of the last one */
+  int n_active;            /* requests admitted and not collected */
+  int n_sequences;         /* of the flights, done or not */
+  int n_live;              /* of these, not done */
+  int pages_reserved;      /* beside the nodes of the tree */
+  uint64_t expected, came; /* rows that were expected, and the last of them that is here */
+  uint64_t admitted;       /* the age of the last one */
   int n_parked;
   uint64_t blocked; /* flights this old and older may begin: a parked one goes first; 0: all */
   double share_sum; /* of the tokens that finished choices could have had, what they had, ... */
@@ -135,6 +146,9 @@ int mr_flight_claim(mr_engine *e, mr_flight *f, int n);
 /* Tokens from `from` to f->fed are computed: others may have them. */
 void mr_flight_publish(mr_engine *e, mr_flight *f, int from);
 
+/* Opens e->store. MR_E_CANTCREATE, MR_E_NOMEM. */
+mr_code mr_engine_open_store(mr_engine *e, const mr_engine_opts *o, mr_err *err);
+
 /* Pages that are reserved for it while it is active, beside its nodes of the tree. */
 int mr_flight_reserved(const mr_flight *f);
 /* engine_park.c: gives up its pages: to disk, or to be computed again. */
@@ -143,8 +157,15 @@ void mr_flight_park(mr_engine *e, mr_flight *f);
 void mr_engine_revive(mr_engine *e);
 /* An active flight that was spilled and holds what is the tree's: reads the rest. */
 void mr_flight_fetch(mr_engine *e, mr_flight *f);
+/* Waits until nothing of it is being read any more. */
+void mr_flight_settle(mr_engine *e, mr_flight *f);
 /* The slots that it holds. */
 void mr_flight_forget(mr_engine *e, mr_flight *f);
+
+/* engine_save.c: takes up what a run before had done of it. MR_E_NOMEM. */
+mr_code mr_flight_resume(mr_engine *e, mr_flight *f, mr_err *err);
+/* A digest of all that says what the bytes of a page mean, beside the model. */
+uint64_t mr_engine_layout(const mr_engine *e);
 
 /* The sequence is over: its pages and reservation are free again. */
 void mr_flight_retire(mr_engine *e, mr_flight *f, mr_sequence *s);

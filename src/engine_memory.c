@@ -1,7 +1,11 @@
 /* Pages: who takes them, and what requests share. */
-#include "src/engine_int.h"
+#include <stdio.h>
+#include <string.h>
 
+#include "io/hash.h"
 #include "io/mem.h"
+#include "io/sys.h"
+#include "src/engine_int.h"
 
 #define PARTIAL_MIN                                                                                \
   8 /* tokens of a block worth a copy of it: a page is copied in far less time                     \
@@ -44,8 +48,22 @@ bool mr_flight_make_room(mr_engine *e, const mr_flight *f, int want) {
 
 /* ---------------------------------------------------------------- shared prompts */
 
+uint64_t mr_engine_expect(mr_engine *e, int adapter, const int32_t *prompt, int n_prompt) {
+  e->expected++;
+  if (e->prefix)
+    mr_prefix_expect(e->prefix, adapter, prompt, (n_prompt - 1) / MR_KV_BLOCK, e->expected);
+  return e->expected;
+}
+
+static void expected_came(mr_engine *e, const mr_request *r) {
+  e->came = r->expected > e->came ? r->expected : e->came;
+  if (e->prefix && r->expected)
+    mr_prefix_came(e->prefix, r->adapter, r->prompt, (r->n_prompt - 1) / MR_KV_BLOCK, e->came + 1);
+}
+
 mr_code mr_flight_join(mr_engine *e, mr_flight *f, mr_err *err) {
   f->age = ++e->admitted;
+  expected_came(e, &f->r);
   if (!f->n_chain)
     return MR_OK;
   f->chain = mr_mem_alloc((size_t)f->n_chain, sizeof *f->chain);
@@ -53,7 +71,7 @@ mr_code mr_flight_join(mr_engine *e, mr_flight *f, mr_err *err) {
     return mr_err_set(err, MR_E_NOMEM, "out of memory for a request");
   mr_code rc = mr_prefix_room(e->prefix, f->n_chain, err);
   if (!rc)
-    mr_prefix_acquire(e->prefix, f->r.prompt, f->n_chain, f->chain);
+    mr_prefix_acquire(e->prefix, f->r.adapter, f->r.prompt, f->n_chain, f->chain);
   return rc;
 }
 
@@ -78,10 +96,69 @@ static void share_partial(mr_engine *e, mr_flight *f, int block) {
   if (f->partial_at == block || f->spilled)
     return;
   f->partial_at = block;
-  int n =
-      mr_prefix_partial(e->prefix, parent, f->r.prompt + f->fed, f->r.n_prompt - 1 - f->fed, &page);
+  int n = mr_prefix_partial(e->prefix, f->r.adapter, parent, f->r.prompt + f->fed,
+                            f->r.n_prompt - 1 - f->fed, &page);
   if (n >= PARTIAL_MIN)
     take_shared(e, f, page, n);
+}
+
+/* ---------------------------------------------------------------- prefixes of earlier runs */
+
+/* What pages of an adapter are kept under. */
+static uint64_t tree_key(const mr_engine *e, int tree) {
+  return tree ? e->lora->keys[tree - 1] : 0;
+}
+
+static bool keep(void *ctx, int tree, const int32_t *tokens, int n, int32_t page) {
+  mr_engine *e = ctx;
+  if (e->keep_until_s > 0 && mr_sys_seconds() > e->keep_until_s)
+    return false;
+  const void *bytes = mr_kv_view(e->kv, page, e->stored_page);
+  if (bytes)
+    mr_prefixstore_put(e->store, tree_key(e, tree), tokens, n, bytes);
+  return true;
+}
+
+mr_code mr_engine_open_store(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
+  char words[128], key[MR_HASH_HEX];
+  if (!o->prefix_cache || !e->prefix)
+    return MR_OK;
+  int n = snprintf(words, sizeof words, "%016llx %s", (unsigned long long)mr_engine_layout(e),
+                   o->model_digest ? o->model_digest : "");
+  mr_hash_hex(words, n > 0 && n < (int)sizeof words ? (size_t)n : sizeof words, key);
+  mr_code rc = mr_prefixstore_open(&e->store, o->prefix_cache, key, mr_kv_size_of_page(e->kv),
+                                   o->prefix_cache_bytes, err);
+  e->stored_page = rc ? NULL : mr_mem_alloc(mr_kv_size_of_page(e->kv), 1);
+  if (!rc && !e->stored_page)
+    rc = mr_err_set(err, MR_E_NOMEM, "out of memory for the prefix cache");
+  if (!rc)
+    mr_prefix_on_evict(e->prefix, keep, e);
+  return rc;
+}
+
+void mr_engine_keep_prefixes(mr_engine *e, double seconds) {
+  if (!e->store)
+    return;
+  e->keep_until_s = mr_sys_seconds() + seconds;
+  mr_prefix_keep_all(e->prefix);
+}
+
+/* The next block of f's prompt out of the store. False: it is not there, or there is no page. */
+static bool take_stored(mr_engine *e, mr_flight *f, int block) {
+  mr_kv_seq *kv = &f->seqs[0].kv;
+  if (!e->store || f->spilled || !mr_prefix_first_look(e->prefix, f->chain[block]) ||
+      !mr_prefixstore_get(e->store, tree_key(e, f->r.adapter), f->r.prompt,
+                          (block + 1) * MR_KV_BLOCK, e->stored_page) ||
+      !mr_flight_make_room(e, f, mr_kv_seq_wants(e->kv, kv, MR_KV_BLOCK)) ||
+      mr_kv_seq_reserve(e->kv, kv, MR_KV_BLOCK) ||
+      mr_kv_write(e->kv, kv->pages[block], e->stored_page))
+    return false; /* what was reserved is used by the tokens that are computed then */
+  kv->len += MR_KV_BLOCK;
+  f->fed += MR_KV_BLOCK;
+  mr_flight_publish(e, f, f->fed - MR_KV_BLOCK);
+  mr_prefix_came_from_store(e->prefix, f->chain[block]);
+  e->stats.prompt_tokens_cached += MR_KV_BLOCK;
+  return true;
 }
 
 bool mr_flight_share(mr_engine *e, mr_flight *f) {
@@ -89,12 +166,14 @@ bool mr_flight_share(mr_engine *e, mr_flight *f) {
   if (!f->shares || f->fed % MR_KV_BLOCK)
     return true;
   int block = f->fed / MR_KV_BLOCK;
-  for (; block < f->n_chain && (page = mr_prefix_page(e->prefix, f->chain[block])) >= 0; block++)
-    take_shared(e, f, page, MR_KV_BLOCK);
-  if (f->spilled && f->fed >= f->fetch_at)
-    return true;
-  if (block < f->n_chain && !mr_prefix_claim(e->prefix, f->chain[block], f->age))
-    return false;
+  do {
+    for (; block < f->n_chain && (page = mr_prefix_page(e->prefix, f->chain[block])) >= 0; block++)
+      take_shared(e, f, page, MR_KV_BLOCK);
+    if (f->spilled && f->fed >= f->fetch_at)
+      return true;
+    if (block < f->n_chain && !mr_prefix_claim(e->prefix, f->chain[block], f->age))
+      return false;
+  } while (block < f->n_chain && take_stored(e, f, block) && ++block);
   if (block <= f->n_chain)
     share_partial(e, f, block);
   return true;

@@ -101,8 +101,10 @@ void mr_flight_park(mr_engine *e, mr_flight *f) {
     start_over(e, f);
   for (int i = 0; i < f->n_seqs; i++)
     mr_kv_seq_release(e->kv, &f->seqs[i].kv);
-  if (f->n_chain)
+  if (f->n_chain) { /* it comes back before any that is new */
+    mr_prefix_expect(e->prefix, f->r.adapter, f->r.prompt, f->n_chain, e->came);
     mr_prefix_release(e->prefix, f->chain, f->n_chain, f->age);
+  }
   e->pages_reserved -= mr_flight_reserved(f);
   f->fed = 0;
   f->partial_at = -1;
@@ -113,8 +115,10 @@ void mr_flight_park(mr_engine *e, mr_flight *f) {
 /* ---------------------------------------------------------------- and back */
 
 static void activate(mr_engine *e, mr_flight *f) {
-  if (f->n_chain)
-    mr_prefix_acquire(e->prefix, f->r.prompt, f->n_chain, f->chain);
+  if (f->n_chain) {
+    mr_prefix_acquire(e->prefix, f->r.adapter, f->r.prompt, f->n_chain, f->chain);
+    mr_prefix_came(e->prefix, f->r.adapter, f->r.prompt, f->n_chain, e->came + 1);
+  }
   e->pages_reserved += mr_flight_reserved(f);
   f->state = MR_FLIGHT_ACTIVE;
   e->n_parked--;
@@ -150,6 +154,31 @@ static mr_code fetch_own(mr_engine *e, mr_flight *f, mr_sequence *s) {
   return MR_OK;
 }
 
+static bool still_reading(mr_engine *e, mr_flight *f, mr_parked *p) {
+  mr_code rc = mr_kvtier_fetched(e->tier, p);
+  f->lost = f->lost || rc == MR_E_IO;
+  return rc == MR_E_AGAIN;
+}
+
+static void fetched(mr_engine *e, mr_flight *f) {
+  bool reading = still_reading(e, f, &f->parked);
+  for (int i = 0; i < f->n_seqs; i++)
+    reading = still_reading(e, f, &f->seqs[i].parked) || reading;
+  if (reading)
+    return;
+  f->state = MR_FLIGHT_ACTIVE;
+  e->moved = true;
+  int from = f->fed;
+  if (f->fed < f->parked_fed) /* others may have computed more of the prompt meanwhile */
+    f->fed = f->parked_fed;
+  f->spilled = false;
+  if (f->lost)
+    start_over(e, f);
+  else if (f->n_seqs == 1)
+    mr_flight_publish(e, f, from);
+  f->lost = false;
+}
+
 void mr_flight_fetch(mr_engine *e, mr_flight *f) {
   mr_kv_seq *kv = &f->seqs[0].kv;
   bool whole = is_whole(f, f->parked_fed);
@@ -172,30 +201,14 @@ void mr_flight_fetch(mr_engine *e, mr_flight *f) {
     mr_kv_seq_release(e->kv, kv);
   f->lost = rc != MR_OK;
   f->state = MR_FLIGHT_FETCHING;
+  fetched(e, f); /* what a run before had saved is there already */
 }
 
-static bool still_reading(mr_engine *e, mr_flight *f, mr_parked *p) {
-  mr_code rc = mr_kvtier_fetched(e->tier, p);
-  f->lost = f->lost || rc == MR_E_IO;
-  return rc == MR_E_AGAIN;
-}
-
-static void fetched(mr_engine *e, mr_flight *f) {
-  bool reading = still_reading(e, f, &f->parked);
-  for (int i = 0; i < f->n_seqs; i++)
-    reading = still_reading(e, f, &f->seqs[i].parked) || reading;
-  if (reading)
-    return;
-  f->state = MR_FLIGHT_ACTIVE;
-  int from = f->fed;
-  if (f->fed < f->parked_fed) /* others may have computed more of the prompt meanwhile */
-    f->fed = f->parked_fed;
-  f->spilled = false;
-  if (f->lost)
-    start_over(e, f);
-  else if (f->n_seqs == 1)
-    mr_flight_publish(e, f, from);
-  f->lost = false;
+void mr_flight_settle(mr_engine *e, mr_flight *f) {
+  while (f->state == MR_FLIGHT_FETCHING) {
+    mr_kvtier_wait(e->tier);
+    fetched(e, f);
+  }
 }
 
 void mr_engine_revive(mr_engine *e) {

@@ -36,6 +36,7 @@ static mr_code add_run(mr_engine *e, mr_flight *f, mr_sequence *s, const int32_t
   e->runs[e->n_runs] = (mr_run){.seq = kv,
                                 .tokens = tokens,
                                 .n = n,
+                                .adapter = f->r.adapter,
                                 .want = want == WANT_ALL ? e->ones : NULL,
                                 .no_logits = want == WANT_NONE};
   e->owners[e->n_runs].f = f;
@@ -147,6 +148,7 @@ static bool may_begin(const mr_engine *e, const mr_flight *f) {
 
 static mr_code build(mr_engine *e, mr_err *err) {
   e->step++;
+  e->moved = false;
   mr_engine_revive(e);
   e->n_runs = e->n_tokens = e->n_logits = 0;
   e->n_jobs = 0;
@@ -317,7 +319,7 @@ mr_code mr_engine_step(mr_engine *e, mr_err *err) {
   mr_step_stats st = {0};
   mr_code rc = build(e, err);
   if (!rc && !e->n_runs)
-    return wait_for_disk(e, err);
+    return e->moved ? MR_OK : wait_for_disk(e, err);
   if (!rc)
     rc = mr_forward_step(e->forward, e->runs, e->n_runs, &st, err);
   if (rc)

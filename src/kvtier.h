@@ -17,6 +17,7 @@
 #define MR_SRC_KVTIER_H
 
 #include "src/kvcache.h"
+#include "src/saved.h"
 
 typedef enum mr_kv_policy {              /* when memory runs out */
                             MR_KV_AUTO,  /* what costs least, by measured rates */
@@ -28,9 +29,15 @@ typedef enum mr_kv_policy {              /* when memory runs out */
 typedef struct mr_kvtier mr_kvtier;
 
 typedef struct mr_parked { /* pages first .. first + n - 1 of a sequence; zeroed: none */
-  int32_t *slots;          /* owned */
+  int32_t *slots;          /* owned; or, of a run before: */
+  const mr_saved *saved;   /* borrowed */
+  const mr_saved_page *pages;
   int first, n;
   int len; /* tokens up to their end */
+  bool lost;
+  /* while they are fetched for a device: what comes from the disk, and the pages it is for */
+  uint8_t *room; /* [n] pages; owned */
+  int32_t *to;   /* [n]; owned */
 } mr_parked;
 
 typedef struct mr_kvtier_stats {
@@ -57,6 +64,8 @@ void mr_kvtier_fetch(mr_kvtier *t, mr_parked *p, const mr_kv_seq *s, int from);
 /* MR_OK and MR_E_IO: p is empty again. */
 mr_code mr_kvtier_fetched(mr_kvtier *t, mr_parked *p);
 void mr_kvtier_forget(mr_kvtier *t, mr_parked *p);
+/* Waits for page i (of n) of what is parked. False: it is lost. */
+bool mr_kvtier_read(mr_kvtier *t, const mr_parked *p, int i, void *to);
 void mr_kvtier_wait(mr_kvtier *t); /* until the disk has done something */
 
 void mr_kvtier_stats_get(const mr_kvtier *t, mr_kvtier_stats *out);

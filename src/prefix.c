@@ -4,6 +4,7 @@
 
 #include "io/hash.h"
 #include "io/mem.h"
+#include "src/nextuse.h"
 
 #define NONE (-1)
 #define SIBLINGS 64 /* looked at for a common beginning */
@@ -12,8 +13,7 @@
  * 1. refs of a node >= refs of each of its children: chains begin at the root. So a node that is
  * held has held ancestors, and a stored node has stored ancestors.
  * 2. A node with refs == 0 has a page and is in the list of idle ones (else it is removed),
- * children before their parents: chains are released from their end. So the first idle node is a
- * leaf.
+ * children before their parents: chains are released from their end.
  * 3. n_nodes <= cap - 1 where cap covers n_pages + `roomed`. */
 typedef struct node {
   uint64_t hash;                           /* of the parent's hash and the tokens */
@@ -21,8 +21,12 @@ typedef struct node {
   int32_t parent, first_child, next, prev; /* siblings; `next` links free nodes, too */
   int32_t idle_next, idle_prev;
   int32_t page;
-  int32_t refs;      /* requests */
+  int32_t refs; /* requests */
+  int32_t tree;
   int32_t slot_next; /* of the hash table */
+  bool shared;       /* more than one request had it */
+  bool looked;       /* for it in the store */
+  bool stored;       /* it is there */
   int32_t tokens[MR_KV_BLOCK];
 } node;
 
@@ -36,6 +40,11 @@ struct mr_prefix {
   int32_t idle_first, idle_last;
   int n_nodes, n_held, n_idle;
   int64_t roomed; /* nodes that live requests may make */
+  mr_nextuse future;
+  mr_prefix_keep keep;
+  void *keep_ctx;
+  int32_t *tokens; /* for keep; grown */
+  size_t cap_tokens;
 };
 
 /* ---------------------------------------------------------------- memory */
@@ -101,7 +110,10 @@ mr_code mr_prefix_open(mr_prefix **out, mr_kv *kv, mr_err *err) {
 void mr_prefix_close(mr_prefix *p) {
   if (!p)
     return;
+  p->keep = NULL;
   mr_prefix_evict(p, p->n_idle);
+  mr_nextuse_free(&p->future);
+  mr_mem_free(p->tokens);
   mr_mem_free(p->nodes);
   mr_mem_free(p->slots);
   mr_mem_free(p);
@@ -121,20 +133,26 @@ void mr_prefix_unroom(mr_prefix *p, int more) {
 
 /* ---------------------------------------------------------------- nodes */
 
-static uint64_t hash_of(const mr_prefix *p, int32_t parent, const int32_t *tokens) {
+static uint64_t next_hash(uint64_t before, const int32_t *tokens) {
   struct {
     uint64_t before;
     int32_t tokens[MR_KV_BLOCK];
-  } key = {parent == NONE ? 0 : p->nodes[parent].hash, {0}};
+  } key = {before, {0}};
   memcpy(key.tokens, tokens, sizeof key.tokens);
   return mr_hash_64(&key, sizeof key);
 }
 
-static int32_t find(const mr_prefix *p, int32_t parent, const int32_t *tokens, uint64_t hash) {
+static uint64_t hash_of(const mr_prefix *p, int tree, int32_t parent, const int32_t *tokens) {
+  return next_hash(parent == NONE ? (uint64_t)tree : p->nodes[parent].hash, tokens);
+}
+
+static int32_t find(const mr_prefix *p, int tree, int32_t parent, const int32_t *tokens,
+                    uint64_t hash) {
   int32_t at = p->n_slots ? p->slots[slot_of(p, hash)] : NONE;
   for (; at != NONE; at = p->nodes[at].slot_next) {
     const node *n = &p->nodes[at];
-    if (n->hash == hash && n->parent == parent && !memcmp(n->tokens, tokens, sizeof n->tokens))
+    if (n->hash == hash && n->parent == parent && n->tree == tree &&
+        !memcmp(n->tokens, tokens, sizeof n->tokens))
       return at;
   }
   return NONE;
@@ -144,11 +162,12 @@ static int32_t *first_child(mr_prefix *p, int32_t parent) {
   return parent == NONE ? &p->root_child : &p->nodes[parent].first_child;
 }
 
-static int32_t make(mr_prefix *p, int32_t parent, const int32_t *tokens, uint64_t hash) {
+static int32_t make(mr_prefix *p, int tree, int32_t parent, const int32_t *tokens, uint64_t hash) {
   int32_t at = p->free, *children = first_child(p, parent);
   node *n = &p->nodes[at];
   p->free = n->next;
   *n = (node){.hash = hash,
+              .tree = tree,
               .parent = parent,
               .first_child = NONE,
               .next = *children,
@@ -202,26 +221,28 @@ static void idle_remove(mr_prefix *p, int32_t at) {
 
 /* ---------------------------------------------------------------- chains */
 
-int mr_prefix_unheld(const mr_prefix *p, const int32_t *tokens, int n) {
+int mr_prefix_unheld(const mr_prefix *p, int tree, const int32_t *tokens, int n) {
   int32_t parent = NONE;
   for (int i = 0; i < n; i++) {
     const int32_t *block = tokens + (size_t)i * MR_KV_BLOCK;
-    parent = find(p, parent, block, hash_of(p, parent, block));
+    parent = find(p, tree, parent, block, hash_of(p, tree, parent, block));
     if (parent == NONE || p->nodes[parent].refs == 0)
       return n - i;
   }
   return 0;
 }
 
-void mr_prefix_acquire(mr_prefix *p, const int32_t *tokens, int n, int32_t *chain) {
+void mr_prefix_acquire(mr_prefix *p, int tree, const int32_t *tokens, int n, int32_t *chain) {
   int32_t parent = NONE;
   for (int i = 0; i < n; i++) {
     const int32_t *block = tokens + (size_t)i * MR_KV_BLOCK;
-    uint64_t hash = hash_of(p, parent, block);
-    int32_t at = find(p, parent, block, hash);
+    uint64_t hash = hash_of(p, tree, parent, block);
+    int32_t at = find(p, tree, parent, block, hash);
     if (at == NONE)
-      at = make(p, parent, block, hash);
-    else if (p->nodes[at].refs == 0)
+      at = make(p, tree, parent, block, hash);
+    else
+      p->nodes[at].shared = true;
+    if (p->nodes[at].refs == 0 && p->nodes[at].page != NONE)
       idle_remove(p, at);
     p->n_held += p->nodes[at].refs++ == 0;
     chain[i] = parent = at;
@@ -268,7 +289,7 @@ int32_t mr_prefix_publish(mr_prefix *p, int32_t at, int32_t page, uint64_t age) 
   return n->page;
 }
 
-int mr_prefix_partial(const mr_prefix *p, int32_t parent, const int32_t *tokens, int n,
+int mr_prefix_partial(const mr_prefix *p, int tree, int32_t parent, const int32_t *tokens, int n,
                       int32_t *page) {
   int best = 0;
   int32_t at = parent == NONE ? p->root_child : p->nodes[parent].first_child;
@@ -277,7 +298,7 @@ int mr_prefix_partial(const mr_prefix *p, int32_t parent, const int32_t *tokens,
   for (int seen = 0; at != NONE && seen < SIBLINGS; at = p->nodes[at].next, seen++) {
     const node *c = &p->nodes[at];
     int same = 0;
-    while (c->page != NONE && same < n && c->tokens[same] == tokens[same])
+    while (c->page != NONE && c->tree == tree && same < n && c->tokens[same] == tokens[same])
       same++;
     if (same > best) {
       best = same;
@@ -287,11 +308,96 @@ int mr_prefix_partial(const mr_prefix *p, int32_t parent, const int32_t *tokens,
   return best;
 }
 
+/* ---------------------------------------------------------------- what outlasts the run */
+
+bool mr_prefix_first_look(mr_prefix *p, int32_t at) {
+  bool first = !p->nodes[at].looked;
+  p->nodes[at].looked = true;
+  return first;
+}
+
+void mr_prefix_came_from_store(mr_prefix *p, int32_t at) {
+  p->nodes[at].stored = true;
+}
+
+void mr_prefix_on_evict(mr_prefix *p, mr_prefix_keep keep, void *ctx) {
+  p->keep = keep;
+  p->keep_ctx = ctx;
+}
+
+static bool keep_node(mr_prefix *p, int32_t at) {
+  int depth = 0, i;
+  if (!p->keep || !p->nodes[at].shared || p->nodes[at].stored || p->nodes[at].page == NONE)
+    return true;
+  for (int32_t up = at; up != NONE; up = p->nodes[up].parent)
+    depth++;
+  if (!mr_mem_grow((void **)&p->tokens, &p->cap_tokens, (size_t)depth * MR_KV_BLOCK,
+                   sizeof *p->tokens))
+    return false;
+  i = depth;
+  for (int32_t up = at; up != NONE; up = p->nodes[up].parent)
+    memcpy(p->tokens + (size_t)--i * MR_KV_BLOCK, p->nodes[up].tokens, sizeof p->nodes[up].tokens);
+  p->nodes[at].stored = true;
+  return p->keep(p->keep_ctx, p->nodes[at].tree, p->tokens, depth * MR_KV_BLOCK, p->nodes[at].page);
+}
+
+/* Parents before their children. */
+void mr_prefix_keep_all(mr_prefix *p) {
+  int32_t at = p->root_child;
+  while (at != NONE && keep_node(p, at)) {
+    if (p->nodes[at].first_child != NONE) {
+      at = p->nodes[at].first_child;
+      continue;
+    }
+    while (at != NONE && p->nodes[at].next == NONE)
+      at = p->nodes[at].parent;
+    at = at == NONE ? NONE : p->nodes[at].next;
+  }
+}
+
+/* ---------------------------------------------------------------- what is known of the future */
+
+void mr_prefix_expect(mr_prefix *p, int tree, const int32_t *tokens, int n, uint64_t when) {
+  uint64_t hash = (uint64_t)tree;
+  for (int i = 0; i < n; i++) {
+    hash = next_hash(hash, tokens + (size_t)i * MR_KV_BLOCK);
+    mr_nextuse_add(&p->future, hash, when);
+  }
+}
+
+void mr_prefix_came(mr_prefix *p, int tree, const int32_t *tokens, int n, uint64_t next) {
+  uint64_t hash = (uint64_t)tree;
+  for (int i = 0; i < n; i++) {
+    hash = next_hash(hash, tokens + (size_t)i * MR_KV_BLOCK);
+    mr_nextuse_remove(&p->future, hash, next);
+  }
+}
+
+/* Of the idle leaves the one that is wanted last, or the first in their order that nobody wants.
+ * There is a leaf: children of an idle node are idle. */
+static int32_t victim(const mr_prefix *p) {
+  int32_t best = NONE;
+  uint64_t latest = 0;
+  for (int32_t at = p->idle_first; at != NONE; at = p->nodes[at].idle_next) {
+    if (p->nodes[at].first_child != NONE)
+      continue;
+    uint64_t when = mr_nextuse_of(&p->future, p->nodes[at].hash);
+    if (when == MR_NEVER)
+      return at;
+    if (best == NONE || when > latest) {
+      latest = when;
+      best = at;
+    }
+  }
+  return best;
+}
+
 int mr_prefix_evict(mr_prefix *p, int n) {
   int done = 0;
   for (; done < n && p->idle_first != NONE; done++) {
-    int32_t at = p->idle_first;
+    int32_t at = victim(p);
     idle_remove(p, at);
+    keep_node(p, at);
     mr_kv_page_drop(p->kv, p->nodes[at].page);
     discard(p, at);
   }

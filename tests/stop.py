@@ -18,7 +18,7 @@ def check(name, ok, figure=""):
 
 def command(work, out, rows="rows.jsonl", *more):
     return [binary, "run", f"{work}/{rows}", "-m", f"{work}/tiny.gguf", "-o", str(out), "--threads", "1", "--kv-memory",
-            "8MiB", "--max-batch", "8", "--progress", "line", *more]
+            "8MiB", "--max-batch", "8", "--kv-disk", "8MiB", "--progress", "line", *more]
 
 
 def run(args, **kw):

@@ -1,10 +1,13 @@
-/* avx512_amx_attn.c: attention on AMX tiles for keys and values stored as bfloat16; see kernels.h
- * and simd/attn.h, whose order of blocks it keeps.
+/* avx512_amx_attn.c: attention on AMX tiles for keys and values stored as bfloat16 or in 8 bits;
+ * see kernels.h and simd/attn.h, whose order of blocks it keeps.
  *
  * Parts are stored as the tiles read them, 1 KiB each, [16 pairs][16 columns][2]: of K by 32 of
  * head_dim and 16 keys, pairs along head_dim; of V by 16 of head_dim, pairs along the 32 keys.
  * Queries and p are rounded to bfloat16; sums are float32. Up to 16 rows (a token and a head each)
  * are a tile. While one tile's scores become p on vectors, the products of the next run.
+ *
+ * Codes of 8 bits lie in the order of the bfloat16 that they become, exactly, in the scratch when a
+ * block is met. Their scales, one a key, go to the scores and to p.
  *
  * A row's sums run over the tile's columns and pairs alone: rows beside it change nothing. A masked
  * key has p = 0 exactly; V of keys not stored yet is zero (slot 0 clears the part), so that they
@@ -17,9 +20,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/simd/kvcode.h"
 #include "kernels/simd/math.h"
 
-#define BLOCK MR_KV_BLOCK
 #define TILE_BYTES 1024
 #define ROWS AMX_ROWS
 #define UNROLL _Pragma("GCC unroll 16")
@@ -32,6 +35,8 @@ typedef struct work {
   int tiles, each;              /* tiles of `each` rows, ROWS apart in the arrays below */
   int dim;
   int plain; /* neither softcap nor slopes */
+  size_t part;
+  mr_kv_type type;
   /* in the caller's scratch */
   uint16_t *q;         /* [tiles * ROWS, dim] bfloat16 */
   float *out;          /* [tiles * ROWS, dim] */
@@ -39,6 +44,7 @@ typedef struct work {
   float *max, *shrink; /* [tiles * ROWS] */
   float *s[2];         /* [ROWS, 32] scores, of the tile in work and of the next */
   uint16_t *p;         /* [ROWS, 32] bfloat16 */
+  uint8_t *k, *v;      /* codes of 8 bits as bfloat16: of the block in work, or K of the next */
 } work;
 
 /* lo and hi as 32 bfloat16, rounded to nearest even */
@@ -57,6 +63,38 @@ V_INLINE vf exp2_of(vf x) {
   p = vfma(p, f, vset1(0.693133993f));
   p = vfma(p, f, vset1(1.0f));
   return vscale2(p, x); /* times 2^floor(x) */
+}
+
+/* ------------------------------------------------------------------ codes of 8 bits */
+/* n codes, a multiple of 32 */
+V_INLINE void expand_as(uint8_t *to, const uint8_t *code, size_t n, mr_kv_type type) {
+  const __m512i zero = _mm512_setzero_si512();
+  for (size_t i = 0; i < n; i += 32) {
+    __m512i h;
+    if (type == MR_KV_INT8) {
+      h = to_bf16(vload_i8(code + i), vload_i8(code + i + 16));
+    } else { /* float16's exponents to bfloat16's: 15 to 127 */
+      __m512i c =
+          _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(const void *)(code + i)));
+      __m512i low = _mm512_slli_epi16(_mm512_and_si512(c, _mm512_set1_epi16(0x7f)), 4);
+      __mmask32 some = _mm512_cmpneq_epi16_mask(low, zero);
+      low = _mm512_mask_add_epi16(low, some, low, _mm512_set1_epi16(112 << 7));
+      h = _mm512_or_si512(low, _mm512_slli_epi16(_mm512_srli_epi16(c, 7), 15));
+    }
+    _mm512_store_si512(to + 2 * i, h);
+  }
+}
+
+/* The tiles of a part, as bfloat16. */
+static const uint8_t *expand(const work *w, uint8_t *to, const uint8_t *part) {
+  size_t n = (size_t)w->dim * BLOCK;
+  if (w->type == MR_KV_BF16)
+    return part;
+  if (w->type == MR_KV_INT8)
+    expand_as(to, part, n, MR_KV_INT8);
+  else
+    expand_as(to, part, n, MR_KV_FP8);
+  return to;
 }
 
 /* ------------------------------------------------------------------ a block and a tile */
@@ -120,7 +158,7 @@ V_INLINE vf row_maxima(vf m[ROWS]) {
 
 /* Scores of a tile to p; sums and maxima go on. n: rows, rounded up to a constant. Returns 1 if a
  * maximum grew. */
-V_INLINE int softmax(const work *w, int tile, const float *s, int n) {
+V_INLINE int softmax(const work *w, int tile, const float *s, int n, const float *v_scale) {
   float *max = w->max + tile * ROWS, *shrink = w->shrink + tile * ROWS;
   float *sums = w->sum + (size_t)tile * ROWS * 16;
   vf m[ROWS], old = vload(max);
@@ -134,15 +172,19 @@ V_INLINE int softmax(const work *w, int tile, const float *s, int n) {
     vf p0 = exp2_of(vsub(vload(s + r * BLOCK), vset1(max[r])));
     vf p1 = exp2_of(vsub(vload(s + r * BLOCK + VL), vset1(max[r])));
     vstore(sums + r * 16, vfma(vload(sums + r * 16), vset1(shrink[r]), vadd(p0, p1)));
+    if (v_scale != NULL)
+      p0 = vmul(p0, vload(v_scale)), p1 = vmul(p1, vload(v_scale + VL));
     _mm512_store_si512(w->p + r * BLOCK, to_bf16(p0, p1));
   }
   return grown != 0;
 }
 
-static int any_softmax(const work *w, int tile, const float *s) {
+static int any_softmax(const work *w, int tile, const float *s, const float *v_scale) {
+  if (v_scale != NULL)
+    return w->each <= 4 ? softmax(w, tile, s, 4, v_scale) : softmax(w, tile, s, ROWS, v_scale);
   if (w->each <= 4)
-    return softmax(w, tile, s, 4);
-  return w->each <= 8 ? softmax(w, tile, s, 8) : softmax(w, tile, s, ROWS);
+    return softmax(w, tile, s, 4, NULL);
+  return w->each <= 8 ? softmax(w, tile, s, 8, NULL) : softmax(w, tile, s, ROWS, NULL);
 }
 
 /* out = out * shrink + p V */
@@ -168,11 +210,23 @@ static void values(const work *w, const uint8_t *v, int tile, int grown) {
   }
 }
 
-static void meet(const work *w, int tile, int base, int whole, float *s, const uint8_t *v) {
+/* One tile and the block at base: its parts are at `parts`, its V as bfloat16 at v. */
+static void meet(const work *w, int tile, int base, int whole, float *s, const uint8_t *parts,
+                 const uint8_t *v) {
+  const float *v_scale = NULL;
+  if (w->type != MR_KV_BF16) {
+    const float *k_scale = mr_kvq_scales_of(parts, w->dim);
+    v_scale = mr_kvq_scales_of(parts + w->part, w->dim);
+    vf k0 = vload(k_scale), k1 = vload(k_scale + VL);
+    for (int r = 0; r < w->each; r++) {
+      vstore(s + r * BLOCK, vmul(vload(s + r * BLOCK), k0));
+      vstore(s + r * BLOCK + VL, vmul(vload(s + r * BLOCK + VL), k1));
+    }
+  }
   if (!whole || !w->plain)
     for (int r = 0; r < w->each && tile * w->each + r < w->rows; r++)
       shape_row(w, s + r * BLOCK, tile * w->each + r, base);
-  values(w, v, tile, any_softmax(w, tile, s));
+  values(w, v, tile, any_softmax(w, tile, s, v_scale));
 }
 
 /* ------------------------------------------------------------------ a call */
@@ -197,6 +251,8 @@ static void begin(work *w, const mr_attn *a, int kv_head, int q0, int q1, uint8_
   int group = a->n_heads / a->n_kv_heads, rows = (q1 - q0) * group;
   size_t slots = (size_t)((rows + ROWS - 1) / ROWS * ROWS), dim = (size_t)a->head_dim;
   *w = (work){.a = a, .kv_head = kv_head, .group = group, .q0 = q0, .rows = rows, .dim = (int)dim};
+  w->type = a->type;
+  w->part = mr_kv_part_bytes(a->type, a->head_dim);
   w->tiles = (int)slots / ROWS;
   w->each = (rows + w->tiles - 1) / w->tiles;
   w->plain = a->softcap <= 0.0f && a->slopes == NULL;
@@ -206,6 +262,8 @@ static void begin(work *w, const mr_attn *a, int kv_head, int q0, int q1, uint8_
   w->s[0] = (float *)(void *)at, at += ROWS * BLOCK * 4;
   w->s[1] = (float *)(void *)at, at += ROWS * BLOCK * 4;
   w->p = (uint16_t *)(void *)at, at += ROWS * BLOCK * 2;
+  w->k = at, at += dim * BLOCK * 2;
+  w->v = at, at += dim * BLOCK * 2;
   w->max = (float *)(void *)at, at += slots * 4;
   w->shrink = (float *)(void *)at;
   for (size_t i = 0; i < slots; i++)
@@ -234,7 +292,7 @@ static void prefetch(const uint8_t *p, size_t bytes) {
 static mr_kernels simd; /* what serves all else */
 
 static int is_mine(mr_kv_type type, int head_dim) {
-  return type == MR_KV_BF16 && head_dim % 32 == 0;
+  return (type == MR_KV_BF16 || mr_kvq_is_8bit(type)) && head_dim % 32 == 0;
 }
 
 static void attention(const mr_attn *a, int kv_head, int q0, int q1, void *scratch) {
@@ -244,32 +302,52 @@ static void attention(const mr_attn *a, int kv_head, int q0, int q1, void *scrat
   }
   work w;
   begin(&w, a, kv_head, q0, q1, scratch);
-  size_t part = mr_kv_part_bytes(a->type, a->head_dim);
-  size_t at = a->layer_offset + 2 * (size_t)kv_head * part;
+  size_t at = a->layer_offset + 2 * (size_t)kv_head * w.part;
   int pos0 = a->pos0 + q0, pos1 = a->pos0 + q1 - 1, last = pos1 / BLOCK, turn = 0;
   tile_configure(w.each, 1u << 3 | 1u << 4);
   int b = first_key(a, pos0) / BLOCK;
-  scores(&w, a->pages[b] + at, 0, w.s[0]);
+  const uint8_t *k = expand(&w, w.k, a->pages[b] + at);
+  scores(&w, k, 0, w.s[0]);
   for (; b <= last; b++) {
+    const uint8_t *parts = a->pages[b] + at, *v = expand(&w, w.v, parts + w.part);
     int whole = (b + 1) * BLOCK <= pos0 + 1 && first_key(a, pos1) <= b * BLOCK;
     if (b + 1 < last)
-      prefetch(a->pages[b + 2] + at, 2 * part);
+      prefetch(a->pages[b + 2] + at, 2 * w.part);
     for (int i = 0; i < w.tiles; i++, turn ^= 1) {
-      if (i + 1 < w.tiles)
-        scores(&w, a->pages[b] + at, i + 1, w.s[turn ^ 1]);
-      else if (b < last)
-        scores(&w, a->pages[b + 1] + at, 0, w.s[turn ^ 1]);
-      meet(&w, i, b * BLOCK, whole, w.s[turn], a->pages[b] + at + part);
+      if (i + 1 == w.tiles && b < last)
+        k = expand(&w, w.k, a->pages[b + 1] + at);
+      if (i + 1 < w.tiles || b < last)
+        scores(&w, k, i + 1 < w.tiles ? i + 1 : 0, w.s[turn ^ 1]);
+      meet(&w, i, b * BLOCK, whole, w.s[turn], parts, v);
     }
   }
   TILE_RELEASE();
   end(&w);
 }
 
+/* A token's codes, where its bfloat16 would be. */
+static void store_8bit(uint8_t *k_part, uint8_t *v_part, const float *k, const float *v, int dim,
+                       int slot, mr_kv_type type) {
+  kv_row r;
+  kv_encode_row(&r, k_part, v_part, k, v, dim, slot, type);
+  k_part += slot / 16 * (TILE_BYTES / 2) + slot % 16 * 2;
+  v_part += slot / 2 * 32 + slot % 2;
+  for (int d = 0; d < dim; d += 32, k_part += TILE_BYTES, v_part += TILE_BYTES) {
+    for (int i = 0; i < 16; i++)
+      memcpy(k_part + i * 32, r.k + d + 2 * i, 2);
+    for (int i = 0; i < 32; i++)
+      v_part[i / 16 * (TILE_BYTES / 2) + i % 16 * 2] = r.v[d + i];
+  }
+}
+
 static void kv_store(uint8_t *k_part, uint8_t *v_part, const float *k, const float *v, int head_dim,
                      int slot, mr_kv_type type) {
   if (!is_mine(type, head_dim)) {
     simd.kv_store(k_part, v_part, k, v, head_dim, slot, type);
+    return;
+  }
+  if (mr_kvq_is_8bit(type)) {
+    store_8bit(k_part, v_part, k, v, head_dim, slot, type);
     return;
   }
   if (slot == 0)

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "kernels/dtype.h"
+#include "kernels/kvq.h"
 #include "kernels/ref/ref.h"
 
 #define BLOCK MR_KV_BLOCK
@@ -24,25 +25,72 @@ static void store(uint8_t *part, const float *x, int dim, int slot, mr_kv_type t
   }
 }
 
-static float load(const uint8_t *part, size_t at, mr_kv_type type) {
-  if (type == MR_KV_F16)
+/* Returns 0 if a value is not finite. */
+static int store_8bit(uint8_t *part, const float *x, int dim, int slot, mr_kv_type type) {
+  float max = 0.0f, inverse;
+  int finite = 1;
+  for (int d = 0; d < dim; d++) {
+    finite = finite && isfinite(x[d]);
+    max = fabsf(x[d]) > max ? fabsf(x[d]) : max;
+  }
+  mr_kvq_scale(&mr_kvq_scales(part, dim)[slot], &inverse, finite ? max : 0.0f, type);
+  for (int d = 0; d < dim; d++) {
+    float y = inverse != 0.0f ? x[d] * inverse : 0.0f;
+    part[(size_t)slot * (size_t)dim + (size_t)d] =
+        type == MR_KV_INT8 ? (uint8_t)(int8_t)rintf(y) : mr_kvq_fp8(mr_f32_to_f16(y));
+  }
+  return finite;
+}
+
+static float load(const uint8_t *part, int slot, int d, int dim, mr_kv_type type) {
+  size_t at = (size_t)slot * (size_t)dim + (size_t)d;
+  switch (type) {
+  case MR_KV_F16:
     return mr_f16_to_f32(((const uint16_t *)(const void *)part)[at]);
-  if (type == MR_KV_BF16)
+  case MR_KV_BF16:
     return mr_bf16_to_f32(((const uint16_t *)(const void *)part)[at]);
-  return ((const float *)(const void *)part)[at];
+  case MR_KV_INT8:
+    return (float)(int8_t)part[at] * mr_kvq_scales_of(part, dim)[slot];
+  case MR_KV_FP8:
+    return mr_f16_to_f32((uint16_t)((part[at] & 0x7f) << 7 | (part[at] & 0x80) << 8)) *
+           mr_kvq_scales_of(part, dim)[slot];
+  default:
+    return ((const float *)(const void *)part)[at];
+  }
 }
 
 static void kv_store(uint8_t *k_part, uint8_t *v_part, const float *k, const float *v, int head_dim,
                      int slot, mr_kv_type type) {
+  if (mr_kvq_is_8bit(type)) {
+    int k_ok = store_8bit(k_part, k, head_dim, slot, type);
+    int v_ok = store_8bit(v_part, v, head_dim, slot, type);
+    if (!k_ok || !v_ok)
+      mr_kvq_scales(k_part, head_dim)[slot] = NAN;
+    return;
+  }
   store(k_part, k, head_dim, slot, type);
   store(v_part, v, head_dim, slot, type);
+}
+
+static void rotate(float *x, int n) {
+  int block = mr_rotate_block(n);
+  float scale = 1.0f / sqrtf((float)block);
+  for (int h = 1; h < block; h *= 2)
+    for (int i = 0; i < n; i++)
+      if ((i & h) == 0) {
+        float a = x[i], b = x[i + h];
+        x[i] = a + b;
+        x[i + h] = a - b;
+      }
+  for (int i = 0; i < n; i++)
+    x[i] *= scale;
 }
 
 static float score(const mr_attn *a, int head, const float *q, const uint8_t *k_part, int slot,
                    int distance) {
   float dot = 0.0f;
   for (int d = 0; d < a->head_dim; d++)
-    dot += q[d] * load(k_part, (size_t)slot * (size_t)a->head_dim + (size_t)d, a->type);
+    dot += q[d] * load(k_part, slot, d, a->head_dim, a->type);
   float s = dot * a->scale;
   if (a->softcap > 0.0f)
     s = a->softcap * tanhf(s / a->softcap);
@@ -73,10 +121,9 @@ static void add_block(const mr_attn *a, int head, int pos, const float *q, float
     out[d] *= shrink;
   for (int j = k0; j < k1; j++) {
     float p = expf(s[j - base] - max);
-    size_t at = (size_t)(j - base) * (size_t)a->head_dim;
     row->sum += p;
     for (int d = 0; d < a->head_dim; d++)
-      out[d] += p * load(v_part, at + (size_t)d, a->type);
+      out[d] += p * load(v_part, j - base, d, a->head_dim, a->type);
   }
 }
 
@@ -113,6 +160,7 @@ static void attention(const mr_attn *a, int kv_head, int q0, int q1, void *scrat
 }
 
 void mr_k_fill_ref_attn(mr_kernels *k) {
+  k->rotate = rotate;
   k->kv_store = kv_store;
   k->attention = attention;
 }

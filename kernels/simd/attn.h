@@ -13,10 +13,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/simd/kv.h"
 #include "kernels/simd/math.h"
-#include "kernels/simd/tile.h"
-
-#define BLOCK MR_KV_BLOCK
 
 typedef struct attn_work { /* pointers into the caller's scratch; rows = tokens of the tile * heads
                               of the group */
@@ -102,14 +100,6 @@ static void attn_product(attn_tile t, int r0, int r1, int n, mr_kv_type type) {
   }
 }
 
-static void attn_to_f32(float *dst, const void *src, int n, mr_kv_type type) {
-  int i = 0;
-  for (; i + VL <= n; i += VL)
-    vstore(dst + i, tile_load(src, (size_t)i, type, VL));
-  if (i < n)
-    vstore_n(dst + i, tile_load(src, (size_t)i, type, n - i), n - i);
-}
-
 /* First key that the token at pos sees. */
 static int attn_first(const mr_attn *a, int pos) {
   int first = 0;
@@ -179,9 +169,9 @@ static void attn_block(const attn_work *w, int t0, int t1, int base, int keys, c
   const void *v = k + mr_kv_part_bytes(a->type, dim);
   mr_kv_type type = a->type;
   const void *kb = k, *vb = v;
-  if (r1 - r0 > TILE_ROWS && type != MR_KV_F32) { /* several tiles read it: convert once */
-    attn_to_f32(w->kf, k, dim * BLOCK, type);
-    attn_to_f32(w->vf, v, dim * keys, type);
+  if (mr_kvq_is_8bit(type) || (r1 - r0 > TILE_ROWS && type != MR_KV_F32)) { /* several tiles read it
+                                                                             */
+    kv_to_f32(w->kf, w->vf, k, v, dim, keys, type);
     type = MR_KV_F32, kb = w->kf, vb = w->vf;
   }
   attn_tile qk = {w->q, w->dim, kb, BLOCK, w->s, BLOCK, NULL, dim};
@@ -260,44 +250,8 @@ static void simd_attention(const mr_attn *a, int kv_head, int q0, int q1, void *
   attn_end(&w);
 }
 
-/* n values into column `slot` of [n][32] */
-static void kv_column_f32(float *part, const float *x, int n, int slot) {
-  for (int i = 0; i < n; i++)
-    part[(size_t)i * BLOCK + (size_t)slot] = x[i];
-}
-
-static void kv_column_16(uint16_t *part, const uint16_t *x, int n, int slot) {
-  for (int i = 0; i < n; i++)
-    part[(size_t)i * BLOCK + (size_t)slot] = x[i];
-}
-
-V_INLINE void kv_to_16(uint16_t *dst, const float *x, int n, mr_kv_type type) {
-  if (type == MR_KV_F16)
-    vstore_f16(dst, vload_n(x, n));
-  else
-    vstore_bf16(dst, vload_n(x, n));
-}
-
-static void simd_kv_store(uint8_t *k_part, uint8_t *v_part, const float *k, const float *v,
-                          int head_dim, int slot, mr_kv_type type) {
-  size_t row = (size_t)slot * (size_t)head_dim;
-  if (type == MR_KV_F32) {
-    kv_column_f32((float *)(void *)k_part, k, head_dim, slot);
-    memcpy((float *)(void *)v_part + row, v, (size_t)head_dim * sizeof(float));
-    return;
-  }
-  uint16_t *ks = (uint16_t *)(void *)k_part, *vs = (uint16_t *)(void *)v_part + row;
-  for (int d = 0; d < head_dim; d += VL) {
-    int n = head_dim - d < VL ? head_dim - d : VL;
-    uint16_t h[VL];
-    kv_to_16(h, k + d, n, type);
-    kv_column_16(ks + (size_t)d * BLOCK, h, n, slot);
-    kv_to_16(h, v + d, n, type);
-    memcpy(vs + d, h, (size_t)n * sizeof *h);
-  }
-}
-
 static void simd_fill_attn(mr_kernels *k) {
+  k->rotate = simd_rotate;
   k->kv_store = simd_kv_store;
   k->attention = simd_attention;
 }

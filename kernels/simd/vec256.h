@@ -142,6 +142,22 @@ V_INLINE void vstore_bf16(uint16_t *p, vf v) {
   _mm_storeu_si128((__m128i *)(void *)p, h);
 }
 
+V_INLINE void vstore_i8(uint8_t *p, vf v) {
+  __m256i i = _mm256_cvtps_epi32(v);
+  __m128i w = _mm_packs_epi32(_mm256_castsi256_si128(i), _mm256_extracti128_si256(i, 1));
+  _mm_storel_epi64((__m128i *)(void *)p, _mm_packs_epi16(w, w));
+}
+V_INLINE vf vload_i8(const uint8_t *p) {
+  __m128i b = _mm_loadl_epi64((const __m128i *)(const void *)p);
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b));
+}
+V_INLINE vf vload_fp8(const uint8_t *p) {
+  __m128i h = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p));
+  __m128i low = _mm_and_si128(_mm_slli_epi16(h, 7), _mm_set1_epi16(0x3f80));
+  __m128i sign = _mm_and_si128(_mm_slli_epi16(h, 8), _mm_set1_epi16((int16_t)0x8000));
+  return _mm256_cvtph_ps(_mm_or_si128(low, sign));
+}
+
 V_INLINE vd vzero_f64(void) {
   return _mm256_setzero_pd();
 }

@@ -136,6 +136,22 @@ V_INLINE void vstore_bf16(uint16_t *p, vf v) {
   _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(u));
 }
 
+/* as int8, rounded; |lane| <= 127 */
+V_INLINE void vstore_i8(uint8_t *p, vf v) {
+  _mm_storeu_si128((__m128i *)(void *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
+}
+V_INLINE vf vload_i8(const uint8_t *p) {
+  __m128i b = _mm_loadu_si128((const __m128i *)(const void *)p);
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b));
+}
+/* s eeee mmm to the float16 with these bits on top: 2^-8 of E4M3's value */
+V_INLINE vf vload_fp8(const uint8_t *p) {
+  __m256i h = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));
+  __m256i low = _mm256_and_si256(_mm256_slli_epi16(h, 7), _mm256_set1_epi16(0x3f80));
+  __m256i sign = _mm256_and_si256(_mm256_slli_epi16(h, 8), _mm256_set1_epi16((int16_t)0x8000));
+  return _mm512_cvtph_ps(_mm256_or_si256(low, sign));
+}
+
 /* sum as two halves in double, added to acc[2] */
 V_INLINE void vaccumulate_f64(__m512d acc[2], vf v) {
   acc[0] = _mm512_add_pd(acc[0], _mm512_cvtps_pd(_mm512_castps512_ps256(v)));

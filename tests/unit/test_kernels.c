@@ -254,6 +254,26 @@ typedef struct scene { /* one sequence of `len` tokens in pages, and its attenti
   uint8_t *scratch;
 } scene;
 
+/* E4M3 by way of float16, three bits after the leading one; below 2^-6 that or zero */
+static double e4m3(double x) {
+  int e;
+  x = 256 * (double)mr_f16_to_f32(mr_f32_to_f16((float)(x / 256)));
+  if (fabs(x) < 0.015625)
+    return fabs(x) < 0.0078125 - 0.0009765625 ? 0 : copysign(0.015625, x);
+  double m = frexp(x, &e);
+  return ldexp(rint(m * 16), e - 4);
+}
+
+/* What is left of a token's K or V in 8 bits. */
+static void as_8bit(float *x, int dim, mr_kv_type type) {
+  float max = 0;
+  for (int i = 0; i < dim; i++)
+    max = fabsf(x[i]) > max ? fabsf(x[i]) : max;
+  double scale = max / (type == MR_KV_INT8 ? 127.0 : 448.0);
+  for (int i = 0; i < dim && max > 0; i++)
+    x[i] = (float)(scale * (type == MR_KV_INT8 ? rint(x[i] / scale) : e4m3(x[i] / scale)));
+}
+
 static void scene_store(scene *s, const mr_kernels *k) {
   const mr_attn *a = &s->a;
   size_t part = mr_kv_part_bytes(a->type, a->head_dim);
@@ -296,6 +316,10 @@ static void scene_new(scene *s, const mr_kernels *k, int heads, int kv_heads, in
   for (int i = 0; i < 16; i++)
     s->slopes[i] = 0.01f * (float)(i + 1), s->sinks[i] = uniform();
   scene_store(s, k);
+  for (int i = 0; type >= MR_KV_INT8 && i < len * kv_heads; i++) {
+    as_8bit(s->k + (size_t)i * (size_t)dim, dim, type);
+    as_8bit(s->v + (size_t)i * (size_t)dim, dim, type);
+  }
 }
 
 static void scene_free(scene *s) {
@@ -386,7 +410,8 @@ static void attention_on(const mr_kernels *k) {
   static const int ratios[] = {1, 3, 4, 7};
   for (int d = 0; d < 8; d++)
     for (int r = 0; r < 4; r++) {
-      mr_kv_type type = (mr_kv_type)((d + r) % 3);
+      static const mr_kv_type types[] = {MR_KV_F32, MR_KV_F16, MR_KV_BF16, MR_KV_INT8, MR_KV_FP8};
+      mr_kv_type type = types[(d + r) % 5];
       scene s;
       scene_new(&s, k, 2 * ratios[r], 2, dims[d], dims[d] > 64 ? 70 : 101, type);
       check_scene(k, &s, "plain");
@@ -396,7 +421,9 @@ static void attention_on(const mr_kernels *k) {
 
 static void variants_of(const mr_kernels *k, int dim) {
   scene s;
-  for (int type = MR_KV_F32; type <= MR_KV_BF16; type++) {
+  for (int type = MR_KV_F32; type <= MR_KV_FP8; type++) {
+    if (mr_kv_part_bytes((mr_kv_type)type, dim) == 0)
+      continue;
     scene_new(&s, k, 6, 2, dim, 150, (mr_kv_type)type);
     s.a.window = 20;
     check_scene(k, &s, "window 20");
@@ -441,11 +468,11 @@ static void attention_is_right(void **state) {
 
 /* Other pages, other company: the tokens of one sequence are never touched by garbage beside them.
  */
-static void odd_keys_of(const mr_kernels *k, mr_kv_type type) {
+static void odd_keys_of(const mr_kernels *k, mr_kv_type type, int values) {
   scene s;
   scene_new(&s, k, 4, 2, 64, 40, type);
   for (int i = 0; i < 64; i++)
-    s.k[39 * 128 + i] = NAN; /* the last key of head 0 */
+    (values ? s.v : s.k)[39 * 128 + i] = NAN; /* the last key of head 0 */
   scene_store(&s, k);
   attend(k, &s, 0, 32);
   assert_true(isnan(s.out[39 * 256]));
@@ -455,13 +482,45 @@ static void odd_keys_of(const mr_kernels *k, mr_kv_type type) {
 }
 
 static void odd_keys_on(const mr_kernels *k) {
-  odd_keys_of(k, MR_KV_F16);
-  odd_keys_of(k, MR_KV_BF16);
+  odd_keys_of(k, MR_KV_F16, 0);
+  odd_keys_of(k, MR_KV_BF16, 0);
+  for (int values = 0; values < 2; values++) {
+    odd_keys_of(k, MR_KV_INT8, values);
+    odd_keys_of(k, MR_KV_FP8, values);
+  }
 }
 
 static void attention_with_odd_keys(void **state) {
   (void)state;
   on_every_table(odd_keys_on);
+}
+
+/* Orthonormal, its own inverse, and every value of a block goes to all of it. */
+static void rotation_on(const mr_kernels *k) {
+  static const int dims[] = {20, 64, 80, 96, 128, 576};
+  for (int i = 0; i < 6; i++) {
+    int n = dims[i], block = mr_rotate_block(n);
+    assert_true(block <= 64 && n % block == 0 && (block == 64 || n / block % 2));
+    float *x = random_floats((size_t)n, 3.0f), *y = take((size_t)n * 4);
+    memcpy(y, x, (size_t)n * 4);
+    k->rotate(y, n);
+    for (int j = 0; j < n; j++) {
+      double want = 0;
+      for (int l = 0; l < block; l++)
+        want +=
+            x[j / block * block + l] * (__builtin_popcount((unsigned)(j % block & l)) % 2 ? -1 : 1);
+      close_to("rotate", y[j], want / sqrt(block), 1e-5);
+    }
+    k->rotate(y, n);
+    for (int j = 0; j < n; j++)
+      close_to("rotate back", y[j], x[j], 1e-5);
+    free(x), free(y);
+  }
+}
+
+static void keys_are_rotated(void **state) {
+  (void)state;
+  on_every_table(rotation_on);
 }
 
 /* ------------------------------------------------------------------ norms, rope, activations */
@@ -645,6 +704,7 @@ int main(void) {
       cmocka_unit_test(gemm_extremes),
       cmocka_unit_test(attention_is_right),
       cmocka_unit_test(attention_with_odd_keys),
+      cmocka_unit_test(keys_are_rotated),
       cmocka_unit_test(elementwise_is_right),
       cmocka_unit_test(vocabulary_ops_are_right),
   };
