@@ -10,6 +10,7 @@
 #   crash     crashes and faults, 100 outcomes at each point (unit tries a few)
 #   memory    peak memory at two sizes of a job         memory-long  up to 10 million rows, half an hour
 #   systemd   the timer and service of examples/cron under a real systemd of its own (root)
+#   mutants   faults planted into the GPU's kernels are found (a minute)
 #   fuzz-replay  the corpus of every fuzz target, sanitized
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -128,6 +129,7 @@ for suite in "$@"; do
     memory-long) script memory-long python3 tests/memory.py "$build/millrace" long models/SmolLM2-135M-Instruct.Q4_1.gguf ;;
     cron) script cron tests/cron.sh "$build/millrace" ;;
     systemd) script systemd tests/systemd.sh "$build/millrace" ;;
+    mutants) python3 tests/mutants.py "$build" >"$log" 2>&1; result "mutants: $(tail -n 1 "$log")" $? ;;
     slurm) script slurm tests/slurm.sh "$build/millrace" ;;
     fuzz-replay) fuzz_replay ;;
     *) echo "unknown suite $suite" >&2; exit 64 ;;
