@@ -167,6 +167,6 @@ void mr_k_fill_avx2(mr_kernels *k);
 void mr_k_fill_avx512(mr_kernels *k);
 
 /* Says how fast results are made (packing, grouping, order); changes whenever their bits may. */
-#define MR_NUMERICS_VERSION 2
+#define MR_NUMERICS_VERSION 3
 
 #endif
