@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 BUILD ?= build
 CC ?= gcc
+GXX ?= g++
 PREFIX ?= /usr/local
 VERSION := $(shell cat VERSION)
 MODE ?= release
@@ -19,7 +20,9 @@ AVX2_FLAGS := -mavx2 -mfma -mf16c -mbmi2
 AVX512_FLAGS := $(AVX2_FLAGS) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
 
 LIB_SRC := $(wildcard io/*.c kernels/*.c kernels/*/*.c src/*.c) $(filter-out jobs/main.c,$(wildcard jobs/*.c))
-LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o)
+# The GPU's kernels for the emulator, once a machine (kernels/gpu/mma.h).
+EMU_OBJ := $(addprefix $(BUILD)/kernels/gpu/emu_,sync.o mfma.o wmma.o)
+LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/%.o) $(EMU_OBJ)
 LIB := $(BUILD)/libmillrace.a
 BIN := $(BUILD)/millrace
 FUZZERS := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
@@ -51,6 +54,18 @@ $(BUILD)/%.o: %.c | $(BUILD)/.deps
 	@mkdir -p $(@D)
 	@echo "  CC $<"
 	@$(CC) $(CFLAGS) -c -o $@ $<
+
+# Fibers change stacks under a sanitizer's feet, so these go without.
+$(BUILD)/kernels/gpu/emu.o: CFLAGS += -fno-sanitize=all
+GXXFLAGS := -x c++ -std=gnu++17 -O2 -g -march=x86-64-v2 -ffp-contract=off -fno-math-errno -fno-exceptions -fno-rtti -fPIC \
+  -Wall -Wextra -Werror -Wno-psabi -I. -MMD -MP
+$(BUILD)/kernels/gpu/emu_sync.o: MACHINE := MR_MMA_SYNC
+$(BUILD)/kernels/gpu/emu_mfma.o: MACHINE := MR_MMA_MFMA
+$(BUILD)/kernels/gpu/emu_wmma.o: MACHINE := MR_MMA_WMMA
+$(EMU_OBJ): $(BUILD)/kernels/gpu/emu_%.o: kernels/gpu/all.cu | $(BUILD)/.deps
+	@mkdir -p $(@D)
+	@echo "  GXX $< ($*)"
+	@$(GXX) $(GXXFLAGS) -DMR_MMA=$(MACHINE) -DMR_EMU_TABLE=mr_emu_$* -c -o $@ $<
 
 $(LIB): $(LIB_OBJ)
 	@rm -f $@

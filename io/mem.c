@@ -8,6 +8,8 @@
 
 #define HUGE_FROM ((size_t)4 << 20)
 #define HUGE_PAGE ((size_t)2 << 20)
+#define GUARDED_ALIGN ((size_t)256)
+#define SMALL_PAGE ((size_t)4 << 10)
 
 static _Atomic int64_t fail_in = -1;
 static _Atomic size_t fail_above;
@@ -16,7 +18,7 @@ static _Atomic int64_t live;
 /* Big blocks of mr_mem_pages come from mmap: the system hands out their pages, cleared, when they
  * are touched, so that a budget costs nothing until it is used. */
 typedef struct mapping {
-  void *p;
+  void *p, *start; /* what the caller has; what was mapped */
   size_t len;
   struct mapping *next;
 } mapping;
@@ -78,13 +80,20 @@ static mapping *take_mapping(const void *p) {
   return m;
 }
 
+static void keep_mapping(mapping *m) {
+  pthread_mutex_lock(&mappings_lock);
+  m->next = mappings;
+  mappings = m;
+  pthread_mutex_unlock(&mappings_lock);
+}
+
 void mr_mem_free(void *p) {
   if (!p)
     return;
   atomic_fetch_sub_explicit(&live, 1, memory_order_relaxed);
-  mapping *m = (uintptr_t)p % HUGE_PAGE ? NULL : take_mapping(p);
+  mapping *m = (uintptr_t)p % GUARDED_ALIGN ? NULL : take_mapping(p);
   if (m) {
-    munmap(m->p, m->len);
+    munmap(m->start, m->len);
     free(m);
   } else {
     free(p);
@@ -107,12 +116,9 @@ static void *map_pages(size_t len) {
     munmap(raw, head);
   if (head != HUGE_PAGE)
     munmap(raw + head + len, HUGE_PAGE - head);
-  *m = (mapping){raw + head, len, NULL};
+  *m = (mapping){raw + head, raw + head, len, NULL};
   madvise(m->p, len, MADV_HUGEPAGE);
-  pthread_mutex_lock(&mappings_lock);
-  m->next = mappings;
-  mappings = m;
-  pthread_mutex_unlock(&mappings_lock);
+  keep_mapping(m);
   return m->p;
 }
 
@@ -128,6 +134,24 @@ void *mr_mem_pages(size_t bytes) {
   }
   size_t n = (bytes + HUGE_PAGE - 1) & ~(HUGE_PAGE - 1);
   return counted(map_pages(n));
+}
+
+void *mr_mem_guarded(size_t bytes) {
+  if (bytes > SIZE_MAX - 2 * HUGE_PAGE || refused(bytes))
+    return NULL;
+  size_t n = (bytes + GUARDED_ALIGN - 1) & ~(GUARDED_ALIGN - 1);
+  size_t room = (n + SMALL_PAGE - 1) & ~(SMALL_PAGE - 1), len = room + SMALL_PAGE;
+  mapping *m = malloc(sizeof *m);
+  uint8_t *raw = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (!m || raw == MAP_FAILED || mprotect(raw + room, SMALL_PAGE, PROT_NONE)) {
+    if (raw != MAP_FAILED)
+      munmap(raw, len);
+    free(m);
+    return NULL;
+  }
+  *m = (mapping){raw + room - n, raw, len, NULL};
+  keep_mapping(m);
+  return counted(m->p);
 }
 
 int mr_mem_grow(void **items, size_t *cap, size_t need, size_t size) {

@@ -19,6 +19,10 @@ void mr_mem_free(void *p);                               /* NULL is fine */
  */
 void *mr_mem_pages(size_t bytes);
 
+/* Zeroed, aligned to 256 bytes, and followed by a page whose touch ends the program: finds reads
+ * and writes past the end (of `bytes` rounded up to 256). Freed with mr_mem_free. */
+void *mr_mem_guarded(size_t bytes);
+
 /* Grows `*items` (elements of `size` bytes) to hold at least `need`; doubles. Returns 0 on failure.
  */
 int mr_mem_grow(void **items, size_t *cap, size_t need, size_t size);

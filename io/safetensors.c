@@ -233,17 +233,31 @@ static mr_code open_all(mr_safetensors *s, const char *dir, mr_err *err) {
   return add_file(s, path, err);
 }
 
-mr_code mr_safetensors_open(mr_safetensors **out, const char *dir, mr_err *err) {
+static mr_code open_file(mr_safetensors *s, const char *path, mr_err *err) {
+  s->names = json_object();
+  return s->names ? add_file(s, path, err) : mr_err_at(err, MR_E_NOMEM, path, 0, -1, "no memory");
+}
+
+static mr_code open_with(mr_safetensors **out, const char *path, mr_err *err,
+                         mr_code (*fn)(mr_safetensors *, const char *, mr_err *)) {
   *out = NULL;
   mr_safetensors *s = mr_mem_alloc(1, sizeof *s);
   if (!s)
-    return mr_err_at(err, MR_E_NOMEM, dir, 0, -1, "no memory");
-  mr_code rc = open_all(s, dir, err);
+    return mr_err_at(err, MR_E_NOMEM, path, 0, -1, "no memory");
+  mr_code rc = fn(s, path, err);
   if (rc)
     mr_safetensors_close(s);
   else
     *out = s;
   return rc;
+}
+
+mr_code mr_safetensors_open(mr_safetensors **out, const char *dir, mr_err *err) {
+  return open_with(out, dir, err, open_all);
+}
+
+mr_code mr_safetensors_open_file(mr_safetensors **out, const char *path, mr_err *err) {
+  return open_with(out, path, err, open_file);
 }
 
 void mr_safetensors_close(mr_safetensors *s) {

@@ -21,6 +21,8 @@ typedef struct mr_safetensors mr_safetensors;
 
 /* MR_E_NOINPUT: neither file is there; MR_E_DATA; MR_E_NOMEM. */
 mr_code mr_safetensors_open(mr_safetensors **out, const char *dir, mr_err *err);
+/* One file, whatever its name. */
+mr_code mr_safetensors_open_file(mr_safetensors **out, const char *path, mr_err *err);
 void mr_safetensors_close(mr_safetensors *s); /* NULL is fine */
 
 uint64_t mr_safetensors_bytes(const mr_safetensors *s); /* of all files */

@@ -4,21 +4,18 @@
 #include <string.h>
 
 #include "io/durable.h"
-#include "io/hash.h"
 #include "io/json.h"
 #include "io/mem.h"
 #include "io/sys.h"
 #include "jobs/cmd.h"
-#include "jobs/estimate.h"
-#include "jobs/idset.h"
+#include "jobs/explain.h"
+#include "jobs/forecast.h"
 #include "jobs/preflight.h"
 #include "jobs/rundir.h"
-#include "jobs/schedule.h"
+#include "jobs/score.h"
 #include "jobs/signals.h"
 
 #define BAD_SHOWN 20
-#define SHARED_BLOCK MR_KV_BLOCK
-#define SHARED_BLOCKS_MAX (1u << 20) /* remembered at a time */
 
 typedef struct planned {
   mr_job job;
@@ -29,10 +26,9 @@ typedef struct planned {
   mr_plan *plan;
   mr_shard *shard;                                       /* NULL: the whole job */
   uint64_t rows, bad_rows, prompt_tokens, output_tokens; /* of what is asked for */
-  mr_estimate estimate;
-  double seconds; /* predicted, preflight too */
-  uint64_t shared_tokens;
-  bool shared_is_least; /* there were more blocks than are remembered */
+  mr_time_estimate estimate;
+  mr_forecast forecast;
+  int learnt_from; /* runs */
 } planned;
 
 /* ------------------------------------------------------------------ the spool */
@@ -90,97 +86,41 @@ static mr_code take_rows(planned *p, mr_err *err) {
   return rc == MR_OK ? s.rc : rc;
 }
 
-/* ------------------------------------------------------------------ shared prefixes */
-
-/* The rows in the order in which they will be admitted, with what each may share. */
-typedef struct walk {
-  planned *p;
-  mr_schedule *order;
-  mr_idset seen;
-  mr_code rc;
-  mr_err *err;
-} walk;
-
-/* Tokens in blocks that an earlier prompt began with too. Each block's hash covers all before it,
- * so equal hashes are equal beginnings. The last token is always computed: its logits are needed.
- */
-static mr_code count_prompt(planned *p, mr_idset *seen, const int32_t *ids, int n, int *shared,
-                            mr_err *err) {
-  struct {
-    uint64_t before;
-    int32_t ids[SHARED_BLOCK];
-  } block = {0};
-  *shared = 0;
-  for (int at = 0; at + SHARED_BLOCK < n; at += SHARED_BLOCK) {
-    memcpy(block.ids, ids + at, sizeof block.ids);
-    block.before = mr_hash_64(&block, sizeof block);
-    bool known = mr_idset_has(seen, block.before);
-    *shared += known ? SHARED_BLOCK : 0;
-    if (known)
-      continue;
-    if (seen->n >= SHARED_BLOCKS_MAX) { /* those that begin alike come together: begin anew */
-      mr_idset_free(seen);
-      p->shared_is_least = true;
-    }
-    mr_code rc = mr_idset_add(seen, block.before, &known, err);
-    if (rc != MR_OK)
-      return rc;
-  }
-  return MR_OK;
-}
-
-static mr_code read_row(walk *w, uint64_t row, const mr_plan_entry *e, mr_sim_row *out) {
-  int shared = 0;
-  if (e->n_prompt > SHARED_BLOCK) {
-    mr_plan_record rec;
-    mr_code rc = mr_plan_read(w->p->plan, row, &rec, w->err);
-    if (rc != MR_OK)
-      return rc;
-    rc = count_prompt(w->p, &w->seen, rec.prompt, rec.e.n_prompt, &shared, w->err);
-    mr_plan_record_free(&rec);
-    if (rc != MR_OK)
-      return rc;
-  }
-  w->p->shared_tokens += (uint64_t)shared;
-  *out = (mr_sim_row){.n_prompt = e->n_prompt,
-                      .n_shared = w->p->job.no_prefix_sharing ? 0 : shared,
-                      .n_out = e->n_out,
-                      .score = e->kind == MR_ROW_SCORE};
-  return MR_OK;
-}
-
-static bool next_row(void *ctx, mr_sim_row *out) {
-  walk *w = ctx;
-  uint64_t row;
-  bool more = true;
-  mr_plan_entry e = {.kind = MR_ROW_BAD};
-  while (w->rc == MR_OK && more && e.kind == MR_ROW_BAD) {
-    w->rc = mr_schedule_next(w->order, &row, &more, w->err);
-    if (w->rc == MR_OK && more)
-      w->rc = mr_plan_entry_read(w->p->plan, row, &e, w->err);
-  }
-  if (w->rc == MR_OK && more)
-    w->rc = read_row(w, row, &e, out);
-  return w->rc == MR_OK && more;
-}
+/* ------------------------------------------------------------------ prediction */
 
 static bool not_ours(void *ctx, uint64_t row) {
   return !mr_shard_has(((const planned *)ctx)->shard, row);
 }
 
+/* A job without a good row needs no engine, and nothing is measured. */
+static mr_code measure(planned *p, mr_profile *profile, mr_err *err) {
+  if (p->rows == p->bad_rows) {
+    mr_profile_load(profile, &p->info);
+    return MR_OK;
+  }
+  mr_code rc = mr_estimate_measure(&p->opts, &p->info, &p->estimate, err);
+  if (rc != MR_OK)
+    return rc;
+  mr_profile_load(profile, &p->info);
+  mr_estimate_remember(&p->estimate, profile);
+  mr_profile_save(profile);
+  return MR_OK;
+}
+
 static mr_code predict(planned *p, mr_err *err) {
-  walk w = {.p = p, .err = err};
-  mr_code rc = MR_OK;
-  if (p->rows > p->bad_rows)
-    rc = mr_estimate_measure(&p->opts, &p->info, &p->estimate, err);
+  mr_schedule *order = NULL;
+  mr_profile *profile = mr_mem_alloc(1, sizeof *profile);
+  mr_code rc = profile ? measure(p, profile, err) : mr_err_set(err, MR_E_NOMEM, "out of memory");
   if (rc == MR_OK)
-    rc = mr_schedule_open(&w.order, p->plan, mr_path_temporary(), 0, not_ours, p, err);
+    rc = mr_schedule_open(&order, p->plan, mr_path_temporary(), 0, not_ours, p, err);
+  p->estimate.start_s += p->stats.seconds;
   if (rc == MR_OK)
-    rc = mr_estimate_run(&p->estimate, &p->info, next_row, &w, err);
-  mr_schedule_close(w.order);
-  mr_idset_free(&w.seen);
-  p->seconds = p->stats.seconds + p->estimate.seconds;
-  return rc == MR_OK ? w.rc : rc;
+    rc = mr_forecast_run(&p->forecast, p->plan, order, p->job.no_prefix_sharing, &p->estimate,
+                         &p->info, profile, err);
+  mr_schedule_close(order);
+  p->learnt_from = rc == MR_OK ? profile->runs : 0;
+  mr_mem_free(profile);
+  return rc;
 }
 
 /* ------------------------------------------------------------------ bad rows */
@@ -240,6 +180,26 @@ static void add_real(mr_text *t, const char *name, double v) {
   mr_text_addf(t, ",\"%s\":%.4g", name, v);
 }
 
+static mr_explain_in why(const planned *p) {
+  return (mr_explain_in){.job = &p->job,
+                         .info = &p->info,
+                         .forecast = &p->forecast,
+                         .estimate = &p->estimate,
+                         .learnt_from = p->learnt_from};
+}
+
+static void print_why(const char *sentence, void *to) {
+  (void)to;
+  printf("  - %s\n", sentence);
+}
+
+static void add_why(const char *sentence, void *to) {
+  mr_text *t = to;
+  if (t->len && t->data[t->len - 1] != '[')
+    mr_text_addc(t, ',');
+  mr_json_add_string(t, sentence, strlen(sentence));
+}
+
 static mr_code print_json(const planned *p, mr_err *err) {
   mr_text t = {0};
   add_int(&t, "rows", p->rows);
@@ -249,8 +209,9 @@ static mr_code print_json(const planned *p, mr_err *err) {
                  p->job.shard.index, p->job.shard.of, mr_plan_rows(p->plan));
   add_int(&t, "input_files", p->stats.files);
   add_int(&t, "input_bytes", p->stats.input_bytes);
+  add_int(&t, "adapters", (uint64_t)p->job.n_adapters);
   add_int(&t, "prompt_tokens", p->prompt_tokens);
-  add_int(&t, "shared_prefix_tokens", p->shared_tokens);
+  add_int(&t, "shared_prefix_tokens", p->forecast.shared_tokens);
   add_int(&t, "output_tokens_max", p->output_tokens);
   add_int(&t, "kv_bytes_per_token", p->info.kv_bytes_per_token);
   add_int(&t, "kv_memory_bytes", p->info.kv_memory);
@@ -262,15 +223,21 @@ static mr_code print_json(const planned *p, mr_err *err) {
   add_int(&t, "threads", (uint64_t)p->info.threads);
   add_real(&t, "gemm_flops_per_s", p->estimate.gemm_flops_per_s);
   add_real(&t, "memory_bytes_per_s", p->estimate.memory_bytes_per_s);
-  add_real(&t, "load_seconds", p->estimate.load_s);
-  add_real(&t, "prefill_seconds", p->estimate.sim.prefill_s);
-  add_real(&t, "decode_seconds", p->estimate.sim.decode_s);
-  add_real(&t, "gemm_seconds", p->estimate.sim.gemm_s);
-  add_real(&t, "attention_seconds", p->estimate.sim.attn_s);
+  add_real(&t, "load_seconds", p->estimate.parts[MR_PART_LOAD]);
+  add_real(&t, "prefill_seconds", p->estimate.prefill_s);
+  add_real(&t, "decode_seconds", p->estimate.decode_s);
+  add_real(&t, "gemm_seconds", p->estimate.parts[MR_PART_GEMM]);
+  add_real(&t, "attention_seconds", p->estimate.parts[MR_PART_ATTENTION]);
   add_real(&t, "steps", p->estimate.sim.steps);
-  add_real(&t, "predicted_seconds", p->seconds);
+  add_real(&t, "predicted_seconds", p->estimate.seconds);
   add_real(&t, "preflight_seconds", p->stats.seconds);
-  mr_text_addf(&t, ",\"bound_by\":\"%s\",\"bad\":[", p->estimate.bound_by);
+  mr_text_addf(&t, ",\"bound_by\":\"%s\",\"order\":{", p->estimate.bound_by);
+  mr_text_addf(&t, "\"groups\":%" PRIu64 ",\"grouped_rows\":%" PRIu64 ",\"largest_group\":%" PRIu64,
+               p->forecast.groups, p->forecast.grouped_rows, p->forecast.largest_group);
+  mr_text_adds(&t, "},\"why\":[");
+  mr_explain_in in = why(p);
+  mr_explain(&in, add_why, &t);
+  mr_text_adds(&t, "],\"bad\":[");
   mr_code rc = each_bad(p, add_bad, &t, err);
   mr_text_adds(&t, "]}");
   if (rc == MR_OK && t.failed)
@@ -282,14 +249,14 @@ static mr_code print_json(const planned *p, mr_err *err) {
 }
 
 static void print_time(const planned *p) {
-  const mr_estimate *e = &p->estimate;
-  printf("predicted         %.1f s: load %.1f s, prefill %.1f s, decode %.1f s, bound by %s\n",
-         p->seconds, e->load_s, e->sim.prefill_s, e->sim.decode_s, e->bound_by);
+  const mr_time_estimate *e = &p->estimate;
+  printf("predicted         %.1f s: load %.1f s, prefill %.1f s, decode %.1f s, the rest %.1f s\n",
+         e->seconds, e->parts[MR_PART_LOAD], e->prefill_s, e->decode_s, e->parts[MR_PART_REST]);
   printf(
       "                  in %.0f steps: matrix products %.1f s (%.0f Gflop/s), attention %.1f s,\n"
-      "                  other %.1f s; measured now, with each row running to its limit of\n"
-      "                  output tokens\n",
-      e->sim.steps, e->sim.gemm_s, e->gemm_flops_per_s / 1e9, e->sim.attn_s, e->sim.other_s);
+      "                  other %.1f s\n",
+      e->sim.steps, e->parts[MR_PART_GEMM], e->gemm_flops_per_s / 1e9, e->parts[MR_PART_ATTENTION],
+      e->parts[MR_PART_OTHER]);
 }
 
 static mr_code print_text(const planned *p, mr_err *err) {
@@ -306,24 +273,40 @@ static mr_code print_text(const planned *p, mr_err *err) {
   if (rc != MR_OK)
     return rc;
   printf("prompt tokens     %" PRIu64 ", of which %s%" PRIu64 " begin as an earlier prompt does\n",
-         p->prompt_tokens, p->shared_is_least ? "at least " : "", p->shared_tokens);
+         p->prompt_tokens, p->forecast.shared_is_least ? "at least " : "",
+         p->forecast.shared_tokens);
   printf("output tokens     %" PRIu64 " at most\n", p->output_tokens);
   printf("weights           %.0f MiB packed (%s)\n", (double)p->info.packed_bytes / mib,
          p->info.scheme);
+  if (p->job.n_adapters)
+    printf("adapters          %d\n", p->job.n_adapters);
   printf("keys and values   %" PRIu64 " bytes a token (%s), %.0f MiB for %" PRIu64 " tokens\n",
          p->info.kv_bytes_per_token, p->info.kv_type, (double)p->info.kv_memory / mib,
          p->info.kv_tokens);
   printf("batch             %.0f rows, steps of up to %d tokens, %d threads\n",
          p->estimate.sim.batch, p->info.max_step_tokens, p->info.threads);
   print_time(p);
+  mr_explain_in in = why(p);
+  puts("why");
+  mr_explain(&in, print_why, NULL);
   return MR_OK;
 }
 
 /* ------------------------------------------------------------------ the command */
 
+/* What a run would be told about its references. */
+static mr_code check_score(const mr_job *j, mr_err *err) {
+  mr_score *s = NULL;
+  mr_code rc = mr_job_has_score(j) ? mr_score_open(&s, &j->score, err) : MR_OK;
+  mr_score_close(s);
+  return rc;
+}
+
 static mr_code plan_job(planned *p, mr_err *err) {
   mr_job_engine_opts(&p->job, &p->opts);
-  mr_code rc = mr_prompter_open(&p->prompter, p->job.model, err);
+  mr_code rc = check_score(&p->job, err);
+  if (rc == MR_OK)
+    rc = mr_prompter_open(&p->prompter, p->job.model, err);
   if (rc == MR_OK)
     rc = mr_engine_estimate(&p->opts, &p->info, err);
   if (rc == MR_OK)

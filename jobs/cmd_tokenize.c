@@ -1,5 +1,6 @@
 /* millrace model tokenize and millrace model detokenize. */
 #include <getopt.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -57,6 +58,16 @@ typedef struct session {
 
 /* Answers one line of JSON; MR_E_DATA is the line's own error. */
 typedef mr_code (*answer_fn)(const session *s, json_t *line, mr_text *out, mr_err *err);
+
+typedef struct command { /* what the two have of their own */
+  const char *help;
+  const struct option *known;
+  int words_max; /* behind the model */
+  answer_fn answer;
+  /* One text from n words, or from all of standard input when there are none; without the newline.
+   */
+  mr_code (*one)(const session *s, char **words, int n, mr_text *out, mr_err *err);
+} command;
 
 static mr_code unknown_option(char **argv, const struct option *known, mr_err *err) {
   const char *names[8], *near = NULL;
@@ -284,13 +295,12 @@ static mr_code lines(const session *s, answer_fn answer, int *bad, mr_err *err) 
 
 /* ---- one text ---- */
 
-static mr_code tokenize_one(const session *s, int argc, char **argv, mr_err *err) {
-  mr_text text = {0}, out = {0};
+static mr_code tokenize_one(const session *s, char **words, int n, mr_text *out, mr_err *err) {
+  mr_text text = {0};
   mr_ids ids = {0};
-  int at = s->req.first + 1;
   mr_code c = MR_OK;
-  if (at < argc)
-    mr_text_adds(&text, argv[at]);
+  if (n)
+    mr_text_adds(&text, words[0]);
   else
     c = take_all(&text, err);
   if (text.failed)
@@ -298,12 +308,8 @@ static mr_code tokenize_one(const session *s, int argc, char **argv, mr_err *err
   if (!c)
     c = encode(s, &text, s->req.flags, &ids, err);
   for (size_t i = 0; !c && i < ids.n; i++)
-    mr_text_addf(&out, i ? " %d" : "%d", ids.ids[i]);
-  mr_text_addc(&out, '\n');
-  if (!c)
-    c = put(&out, err);
+    mr_text_addf(out, i ? " %d" : "%d", ids.ids[i]);
   mr_text_free(&text);
-  mr_text_free(&out);
   mr_ids_free(&ids);
   return c;
 }
@@ -316,36 +322,62 @@ static mr_code push_word(const session *s, mr_detok *d, const char *word, mr_tex
   return push_id(s, d, id, out, err);
 }
 
-static mr_code detokenize_one(const session *s, int argc, char **argv, mr_err *err) {
-  mr_text in = {0}, out = {0};
+static mr_code detokenize_one(const session *s, char **words, int n, mr_text *out, mr_err *err) {
+  mr_text in = {0};
   mr_detok d;
   mr_detok_init(&d, s->vocab, true, s->req.control);
-  mr_code c = MR_OK;
-  int at = s->req.first + 1;
-  if (at >= argc)
-    c = take_all(&in, err);
-  for (; !c && at < argc; at++)
-    c = push_word(s, &d, argv[at], &out, err);
+  mr_code c = n ? MR_OK : take_all(&in, err);
+  for (int i = 0; !c && i < n; i++)
+    c = push_word(s, &d, words[i], out, err);
   for (char *p = in.data; !c && p && *(p += strspn(p, " \t\r\n,"));) {
     char *word = p;
     p += strcspn(p, " \t\r\n,");
     p += *p ? (*p = 0, 1) : 0;
-    c = push_word(s, &d, word, &out, err);
+    c = push_word(s, &d, word, out, err);
   }
-  mr_detok_finish(&d, &out);
+  mr_detok_finish(&d, out);
+  mr_text_free(&in);
+  return c;
+}
+
+/* ---- the commands ---- */
+
+static mr_code answer_one(const session *s, const command *cmd, char **words, int n, mr_err *err) {
+  mr_text out = {0};
+  mr_code c = cmd->one(s, words, n, &out, err);
   mr_text_addc(&out, '\n');
   if (!c)
     c = put(&out, err);
-  mr_text_free(&in);
   mr_text_free(&out);
   return c;
 }
 
-static int finish(mr_code c, int bad, mr_err *err) {
-  if (!c && fflush(stdout))
-    c = mr_err_errno(err, MR_E_IO, "standard output", "write");
+static mr_code run(const command *cmd, int argc, char **argv, int *bad, mr_err *err) {
+  session s = {0};
+  mr_code c = parse_options(argc, argv, cmd->known, &s.req, err);
   if (c)
-    mr_err_print(err, stderr);
+    return c;
+  if (s.req.help)
+    return fputs(cmd->help, stdout), MR_OK;
+  char **words = argv + s.req.first + 1;
+  int n = argc - s.req.first - 1;
+  if (n > (s.req.jsonl ? 0 : cmd->words_max))
+    return mr_err_set(err, MR_E_USAGE, "one argument too many: \"%s\"", argv[argc - 1]);
+  c = session_open(&s, argv[s.req.first], err);
+  if (!c)
+    c = s.req.jsonl ? lines(&s, cmd->answer, bad, err) : answer_one(&s, cmd, words, n, err);
+  session_close(&s);
+  return c;
+}
+
+static int status_of(const command *cmd, int argc, char **argv) {
+  mr_err err = MR_ERR_INIT;
+  int bad = 0;
+  mr_code c = run(cmd, argc, argv, &bad, &err);
+  if (!c && fflush(stdout))
+    c = mr_err_errno(&err, MR_E_IO, "standard output", "write");
+  if (c)
+    mr_err_print(&err, stderr);
   return c ? mr_err_exit(c) : bad ? 1 : 0;
 }
 
@@ -355,20 +387,8 @@ int mr_cmd_model_tokenize(int argc, char **argv) {
                                         {"no-special", no_argument, NULL, 'n'},
                                         {"parse-special", no_argument, NULL, 'p'},
                                         {0}};
-  session s = {0};
-  mr_err err = MR_ERR_INIT;
-  int bad = 0;
-  mr_code c = parse_options(argc, argv, known, &s.req, &err);
-  if (!c && s.req.help)
-    return fputs(tokenize_help, stdout), finish(c, 0, &err);
-  if (!c && argc - s.req.first > (s.req.jsonl ? 1 : 2))
-    c = mr_err_set(&err, MR_E_USAGE, "one argument too many: \"%s\"", argv[argc - 1]);
-  if (!c)
-    c = session_open(&s, argv[s.req.first], &err);
-  if (!c)
-    c = s.req.jsonl ? lines(&s, answer_ids, &bad, &err) : tokenize_one(&s, argc, argv, &err);
-  session_close(&s);
-  return finish(c, bad, &err);
+  const command c = {tokenize_help, known, 1, answer_ids, tokenize_one};
+  return status_of(&c, argc, argv);
 }
 
 int mr_cmd_model_detokenize(int argc, char **argv) {
@@ -376,18 +396,6 @@ int mr_cmd_model_detokenize(int argc, char **argv) {
                                         {"jsonl", no_argument, NULL, 'j'},
                                         {"control", no_argument, NULL, 'c'},
                                         {0}};
-  session s = {0};
-  mr_err err = MR_ERR_INIT;
-  int bad = 0;
-  mr_code c = parse_options(argc, argv, known, &s.req, &err);
-  if (!c && s.req.help)
-    return fputs(detokenize_help, stdout), finish(c, 0, &err);
-  if (!c && s.req.jsonl && argc - s.req.first > 1)
-    c = mr_err_set(&err, MR_E_USAGE, "one argument too many: \"%s\"", argv[argc - 1]);
-  if (!c)
-    c = session_open(&s, argv[s.req.first], &err);
-  if (!c)
-    c = s.req.jsonl ? lines(&s, answer_text, &bad, &err) : detokenize_one(&s, argc, argv, &err);
-  session_close(&s);
-  return finish(c, bad, &err);
+  const command c = {detokenize_help, known, INT_MAX, answer_text, detokenize_one};
+  return status_of(&c, argc, argv);
 }

@@ -1,14 +1,18 @@
 #include "jobs/estimate.h"
 
+#include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "io/mem.h"
 #include "io/sys.h"
+#include "jobs/roofline.h"
 #include "kernels/kernels.h"
 #include "kernels/pool.h"
 
 #define PREFILL_S 15 /* no new measurement begins later than this */
-#define ROUNDS 3     /* of each prompt; the shortest time counts */
+#define ROUNDS 3     /* of each prompt */
+#define FEW 8
 #define TAILS 8      /* rows that go on from a shared prompt, and */
 #define TAIL 44      /* their tokens: no whole number of blocks */
 #define LONG_STEPS 4 /* of the long one that are looked at */
@@ -143,21 +147,44 @@ static void line(const sample *a, const sample *b, double *token, double *key) {
   *token = sa - *key * ka > 0 ? sa - *key * ka : 0;
 }
 
-/* The parts of a step that other work on the machine disturbed least. */
-static void keep_least(sample *best, const sample *s) {
-  if (best->tokens == 0) {
-    *best = *s;
-    return;
-  }
-  best->gemm_s = s->gemm_s < best->gemm_s ? s->gemm_s : best->gemm_s;
-  best->attn_s = s->attn_s < best->attn_s ? s->attn_s : best->attn_s;
-  best->sample_s = s->sample_s < best->sample_s ? s->sample_s : best->sample_s;
-  best->other_s = s->other_s < best->other_s ? s->other_s : best->other_s;
+/* A few timings of one kind of step. The middle ones are what a run will meet; the least would be
+ * the machine's at its quietest. */
+typedef struct few {
+  sample s[FEW];
+  int n;
+} few;
+
+static void keep(few *f, const sample *s) {
+  if (f->n < FEW && (f->n == 0 || f->s[0].tokens == s->tokens))
+    f->s[f->n++] = *s;
+}
+
+static int by_size(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+static double middle_of(const few *f, size_t field) {
+  double v[FEW];
+  for (int i = 0; i < f->n; i++)
+    memcpy(&v[i], (const char *)&f->s[i] + field, sizeof v[i]);
+  qsort(v, (size_t)f->n, sizeof *v, by_size);
+  return f->n == 0 ? 0 : f->n % 2 ? v[f->n / 2] : (v[f->n / 2 - 1] + v[f->n / 2]) / 2;
+}
+
+static sample middle(const few *f) {
+  return (sample){.tokens = middle_of(f, offsetof(sample, tokens)),
+                  .logits = middle_of(f, offsetof(sample, logits)),
+                  .keys = middle_of(f, offsetof(sample, keys)),
+                  .gemm_s = middle_of(f, offsetof(sample, gemm_s)),
+                  .attn_s = middle_of(f, offsetof(sample, attn_s)),
+                  .sample_s = middle_of(f, offsetof(sample, sample_s)),
+                  .other_s = middle_of(f, offsetof(sample, other_s))};
 }
 
 /* One long prompt; steps[i] for its i-th step. It stays in the tree, so that batches can go on from
  * it. */
-static mr_code prefill_once(bench *b, sample *steps, mr_err *err) {
+static mr_code prefill_once(bench *b, few *steps, mr_err *err) {
   mr_code rc = admit(b, b->ids, b->long_tokens, 1, 0, err);
   double pos = 0;
   for (int i = 0; !rc && mr_engine_active(b->e); i++) {
@@ -165,20 +192,23 @@ static mr_code prefill_once(bench *b, sample *steps, mr_err *err) {
     rc = step(b, &s, err);
     s.keys = s.tokens * (pos + (s.tokens + 1) / 2);
     pos += s.tokens;
-    if (!rc && i < LONG_STEPS && (steps[i].tokens == 0 || steps[i].tokens == s.tokens))
-      keep_least(&steps[i], &s);
+    if (!rc && i < LONG_STEPS)
+      keep(&steps[i], &s);
   }
   return rc;
 }
 
 static mr_code prefill_long(bench *b, mr_rates *r, mr_err *err) {
-  sample steps[LONG_STEPS] = {{0}};
+  few all[LONG_STEPS] = {{.n = 0}};
+  sample steps[LONG_STEPS];
   mr_code rc = MR_OK;
   int last = 0;
   for (int i = 0; i < ROUNDS && !rc && (i == 0 || !late(b)); i++) {
     fresh(b, b->long_tokens, (uint32_t)i + 1);
-    rc = prefill_once(b, steps, err);
+    rc = prefill_once(b, all, err);
   }
+  for (int i = 0; i < LONG_STEPS; i++)
+    steps[i] = middle(&all[i]);
   for (int i = 0; i < LONG_STEPS && !rc && steps[i].tokens > 0; i++) {
     double head = 1 + (steps[i].logits > 0 ? r->head_share / steps[i].tokens : 0);
     add_point(r, steps[i].tokens, steps[i].gemm_s / head);
@@ -193,6 +223,7 @@ static mr_code prefill_long(bench *b, mr_rates *r, mr_err *err) {
 
 static mr_code prefill_short(bench *b, mr_rates *r, int tokens, mr_err *err) {
   mr_code rc = MR_OK;
+  few all = {.n = 0};
   for (int i = 0; i < ROUNDS && !rc && !late(b) && tokens > 1; i++) {
     int32_t ids0 = b->ids[0];
     sample s;
@@ -201,16 +232,19 @@ static mr_code prefill_short(bench *b, mr_rates *r, int tokens, mr_err *err) {
     if (!rc)
       rc = step(b, &s, err);
     b->ids[0] = ids0;
-    /* the head's one row reads its weights once: as a batch of one does */
     if (!rc)
-      add_point(r, s.tokens, s.gemm_s - r->head_share * mr_rate_body(r, s.logits));
+      keep(&all, &s);
   }
+  /* the head's one row reads its weights once: as a batch of one does */
+  sample s = middle(&all);
+  if (all.n)
+    add_point(r, s.tokens, s.gemm_s - r->head_share * mr_rate_body(r, s.logits));
   return rc;
 }
 
-/* Steps in which n choices of a prompt decode; the least of a few in *best. */
+/* Steps in which n choices of a prompt decode. */
 static mr_code decode(bench *b, int n_prompt, int n, sample *best, mr_err *err) {
-  *best = (sample){0};
+  few all = {.n = 0};
   mr_code rc = admit(b, b->ids, n_prompt, n, 5, err);
   double keys = n_prompt;
   while (!rc && mr_engine_active(b->e)) {
@@ -219,10 +253,9 @@ static mr_code decode(bench *b, int n_prompt, int n, sample *best, mr_err *err) 
     if (rc || s.tokens != n || s.logits != n)
       continue; /* still the prompt */
     s.keys = n * ++keys;
-    double sum = best->keys;
-    keep_least(best, &s);
-    best->keys = sum > 0 ? (sum + s.keys) / 2 : s.keys;
+    keep(&all, &s);
   }
+  *best = middle(&all);
   return rc;
 }
 
@@ -234,7 +267,7 @@ static int fitting(const bench *b, int n_prompt, int n) {
   return pages < n ? (pages < 1 ? 1 : (int)pages) : n;
 }
 
-static mr_code decode_all(bench *b, mr_estimate *e, mr_err *err) {
+static mr_code decode_all(bench *b, mr_time_estimate *e, mr_err *err) {
   mr_rates *r = &e->rates;
   int most = b->info->max_batch, near = b->long_tokens / 4, far = b->long_tokens - 8;
   const int sizes[] = {1, most / 32, most / 8, most / 2, most};
@@ -264,7 +297,7 @@ static mr_code decode_all(bench *b, mr_estimate *e, mr_err *err) {
 /* Rows that go on from the long prompt: few tokens each, that see many keys. */
 static mr_code prefill_tails(bench *b, mr_rates *r, mr_err *err) {
   int n = b->info->max_step_tokens / TAIL < TAILS ? b->info->max_step_tokens / TAIL : TAILS;
-  sample best = {0};
+  few all = {.n = 0};
   n = fitting(b, b->long_tokens, 2 * n) / 2;
   mr_code rc = MR_OK;
   r->tail_key = r->prefill_key;
@@ -284,14 +317,15 @@ static mr_code prefill_tails(bench *b, mr_rates *r, mr_err *err) {
     }
     s.keys = s.tokens * (b->long_tokens - TAIL / 2);
     if (!rc && s.tokens < 2 * TAIL * n)
-      keep_least(&best, &s);
+      keep(&all, &s);
   }
+  sample best = middle(&all);
   if (!rc && best.tokens > 0 && best.attn_s > r->prefill_token * best.tokens)
     r->tail_key = (best.attn_s - r->prefill_token * best.tokens) / best.keys;
   return rc;
 }
 
-static mr_code measure_steps(bench *b, mr_estimate *e, mr_err *err) {
+static mr_code measure_steps(bench *b, mr_time_estimate *e, mr_err *err) {
   int step_tokens = b->info->max_step_tokens;
   int64_t most = (int64_t)(b->info->kv_tokens / 2);
   most = most < b->info->context / 2 ? most : b->info->context / 2;
@@ -319,11 +353,34 @@ static void smooth(mr_rates *r) {
       r->body[i].s = r->body[i + 1].s;
 }
 
-mr_code mr_estimate_measure(const mr_engine_opts *opts, mr_engine_info *info, mr_estimate *out,
+static double gemm_rate(const mr_time_estimate *e, const mr_engine_info *info) {
+  double full = info->max_step_tokens, body = mr_rate_body(&e->rates, full);
+  return body > 0 ? full * info->flops_per_prompt_token / body : 0;
+}
+
+void mr_estimate_known(mr_time_estimate *e, const mr_engine_info *info, const mr_profile *p) {
+  *e = (mr_time_estimate){.rates = p->rates,
+                          .load_s = p->load_s,
+                          .memory_bytes_per_s = p->memory_bytes_per_s,
+                          .peak_ops = p->peak_ops,
+                          .start_s = START_S,
+                          .bound_by = "rows"};
+  e->gemm_flops_per_s = gemm_rate(e, info);
+}
+
+void mr_estimate_remember(const mr_time_estimate *e, mr_profile *p) {
+  p->measured = true;
+  p->rates = e->rates;
+  p->load_s = e->load_s;
+  p->memory_bytes_per_s = e->memory_bytes_per_s;
+  p->peak_ops = e->peak_ops;
+}
+
+mr_code mr_estimate_measure(const mr_engine_opts *opts, mr_engine_info *info, mr_time_estimate *out,
                             mr_err *err) {
   mr_engine_opts o = *opts;
   bench b = {.info = info};
-  *out = (mr_estimate){.start_s = START_S, .bound_by = "rows"};
+  *out = (mr_time_estimate){.start_s = START_S, .bound_by = "rows"};
   o.kv_disk = 0;
   o.kv_policy = MR_KV_FEWER;
   o.no_prefix_sharing = false;
@@ -341,8 +398,8 @@ mr_code mr_estimate_measure(const mr_engine_opts *opts, mr_engine_info *info, mr
   if (rc)
     return rc;
   smooth(&out->rates);
-  double full = info->max_step_tokens, body = mr_rate_body(&out->rates, full);
-  out->gemm_flops_per_s = body > 0 ? full * info->flops_per_prompt_token / body : 0;
+  out->peak_ops = mr_roofline_ops(opts->compute, info->threads);
+  out->gemm_flops_per_s = gemm_rate(out, info);
   double key_s = (double)info->kv_bytes_per_token / out->memory_bytes_per_s;
   double key = out->rates.decode_key;
   out->rates.decode_own_key = key > key_s ? key : key_s;
@@ -352,7 +409,7 @@ mr_code mr_estimate_measure(const mr_engine_opts *opts, mr_engine_info *info, mr
 /* ---------------------------------------------------------------- the job */
 
 /* What would have to be better for the job to be faster. */
-static const char *bound_by(const mr_estimate *e, const mr_engine_info *info) {
+static const char *bound_by(const mr_time_estimate *e, const mr_engine_info *info) {
   const mr_sim *s = &e->sim;
   double steps_s = s->prefill_s + s->decode_s;
   double knee = 0.5 * info->max_step_tokens; /* tokens with which the products are near their rate
@@ -367,14 +424,25 @@ static const char *bound_by(const mr_estimate *e, const mr_engine_info *info) {
   return s->decode_s > s->prefill_s && s->batch < knee ? "memory-bandwidth" : "compute";
 }
 
-mr_code mr_estimate_run(mr_estimate *e, const mr_engine_info *info, mr_sim_next next, void *ctx,
-                        mr_err *err) {
+mr_code mr_estimate_run(mr_time_estimate *e, const mr_engine_info *info, const mr_profile *p,
+                        mr_sim_next next, void *ctx, mr_err *err) {
   const mr_limits limits = {.batch = info->max_batch,
                             .step_tokens = info->max_step_tokens,
                             .block = MR_KV_BLOCK,
                             .kv_tokens = (double)info->kv_tokens};
   mr_code rc = mr_simulate(&e->rates, &limits, next, ctx, &e->sim, err);
-  e->seconds = e->start_s + e->load_s + e->sim.prefill_s + e->sim.decode_s;
+  const double said[MR_PARTS] = {e->load_s, e->sim.gemm_s, e->sim.attn_s, e->sim.other_s,
+                                 e->start_s};
+  e->seconds = 0;
+  for (int i = 0; i < MR_PARTS; i++) {
+    e->said[i] = said[i];
+    e->parts[i] = said[i] * p->factor[i];
+    e->seconds += e->parts[i];
+  }
+  double steps = e->sim.prefill_s + e->sim.decode_s;
+  double now = e->parts[MR_PART_GEMM] + e->parts[MR_PART_ATTENTION] + e->parts[MR_PART_OTHER];
+  e->prefill_s = steps > 0 ? e->sim.prefill_s * now / steps : 0;
+  e->decode_s = steps > 0 ? e->sim.decode_s * now / steps : 0;
   e->bound_by = bound_by(e, info);
   return rc;
 }

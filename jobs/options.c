@@ -8,6 +8,7 @@
 
 #include "io/json.h"
 #include "io/mem.h"
+#include "jobs/adapters.h"
 #include "jobs/options_int.h"
 #include "jobs/outname.h"
 #include "jobs/params.h"
@@ -22,6 +23,8 @@
 
 const option mr_options[] = {
     {"model", 'm', K_TEXT, AT(model), 0, "FILE", RUN, "the model (GGUF)"},
+    {"lora", 0, K_ADAPTER, 0, 0, "NAME=DIR", RUN,
+     "a PEFT adapter for the rows whose model is NAME; may be given again"},
     {"output", 'o', K_TEXT, AT(output), 0, "OUT", RUN | MERGE,
      "results: OUT.jsonl.zst (or .jsonl, .jsonl.gz), or - for standard output"},
     {"output", 'o', K_TEXT, AT(output), 0, "OUT", SCORE,
@@ -59,7 +62,10 @@ const option mr_options[] = {
      "the job's time, in templates and results (since 1970; now)"},
     {"compute", 0, K_CHOICE, AT(compute), 0, "fast|exact", RUN,
      "fast may quantize activations; exact is float32 throughout"},
-    {"device", 0, K_TEXT, AT(device), 0, "NAME", RUN, "auto, cpu"},
+    {"device", 0, K_TEXT, AT(device), 0, "NAME", RUN,
+     "auto, cpu, cuda[:N], hip[:N], sim[:wave64] (see millrace devices)"},
+    {"device-memory", 0, K_SIZE, AT(device_memory), 0, "SIZE", RUN,
+     "memory of a GPU that is taken (nine tenths of what is free)"},
     {"threads", 0, K_INT, AT(threads), 1, "N", RUN, "threads (all CPUs that the process may use)"},
     {"pin", 0, K_FLAG, AT(pin), 0, NULL, RUN, "bind each thread to a CPU"},
     {"max-batch", 0, K_INT, AT(max_batch), 1, "N", RUN, "rows in flight at most (chosen)"},
@@ -140,6 +146,7 @@ static void free_inputs(mr_job *j) {
 }
 
 void mr_job_free(mr_job *j) {
+  mr_adapters_free(j);
   free_inputs(j);
   mr_mem_free(j->job_file);
   mr_mem_free(j->model);
@@ -159,13 +166,7 @@ void mr_job_free(mr_job *j) {
 
 /* ------------------------------------------------------------------ setting one option */
 
-/* Where a value came from: the code of its errors, and how its option is written. */
-typedef struct origin {
-  mr_code code;
-  const char *prefix; /* "--" or "" */
-  const char *file;   /* JOB.json, or NULL */
-  mr_command cmd;
-} origin;
+typedef mr_option_origin origin;
 
 static mr_code no_memory(mr_err *err) {
   return mr_err_set(err, MR_E_NOMEM, "out of memory for the options");
@@ -468,6 +469,8 @@ static mr_code file_value(mr_job *j, const option *o, const json_t *v, const ori
   if (o->kind == K_DEFAULTS)
     return json_is_string(v) ? set_defaults_text(j, json_string_value(v), from, err)
                              : set_defaults(j, v, from, err);
+  if (o->kind == K_ADAPTER)
+    return mr_adapters_put_json(j, v, from, err);
   if (o->kind == K_PARAM)
     return set_param(j, o, json_incref((json_t *)(uintptr_t)v), from, err);
   if ((o->kind == K_LIST || o->kind == K_NAMES) && json_array_size(v))
@@ -658,6 +661,8 @@ static mr_code set_from_args(mr_job *j, mr_command cmd, int argc, char **argv, m
       *(bool *)(void *)((char *)j + o->at) = true;
     } else if (o->kind == K_DEFAULTS) {
       rc = set_defaults_text(j, value, &from, err);
+    } else if (o->kind == K_ADAPTER) {
+      rc = mr_adapters_put(j, value, &from, err);
     } else if (o->kind == K_PARAM) {
       rc = set_param_text(j, o, value, &stop_given, &from, err);
     } else {
@@ -682,6 +687,24 @@ static mr_code word_is_output(mr_job *j, mr_err *err) {
   return rc;
 }
 
+/* A run may be resumed, and then needs its references again; standard input is read once. */
+static mr_code check_score(const mr_job *j, mr_command cmd, mr_err *err) {
+  bool refs = false, inputs = false;
+  for (int i = 0; i < j->score.refs.n; i++)
+    refs |= !strcmp(j->score.refs.s[i], "-");
+  for (int i = 0; i < j->n_inputs; i++)
+    inputs |= !strcmp(j->inputs[i], "-");
+  if (refs && cmd != MR_CMD_SCORE)
+    return mr_err_set(err, MR_E_USAGE, "references of a job cannot come from standard input");
+  if (refs && inputs)
+    return mr_err_set(err, MR_E_USAGE,
+                      "standard input cannot be the results and the references at once");
+  if (cmd == MR_CMD_RUN && j->format == MR_OUT_STDOUT && mr_job_has_score(j))
+    return mr_err_set(err, MR_E_USAGE,
+                      "results on standard output cannot be scored: name a file with -o");
+  return MR_OK;
+}
+
 static mr_code check_whole(mr_job *j, mr_command cmd, mr_err *err) {
   mr_code rc = MR_OK;
   if (cmd == MR_CMD_STATUS || cmd == MR_CMD_CHECK) {
@@ -701,9 +724,8 @@ static mr_code check_whole(mr_job *j, mr_command cmd, mr_err *err) {
   }
   if (rc == MR_OK && j->output)
     rc = mr_outname_set(j, err);
-  if (rc == MR_OK && cmd == MR_CMD_RUN && j->format == MR_OUT_STDOUT && mr_job_has_score(j))
-    rc = mr_err_set(err, MR_E_USAGE,
-                    "results on standard output cannot be scored: name a file with -o");
+  if (rc == MR_OK)
+    rc = check_score(j, cmd, err);
   if (rc == MR_OK && j->zstd_level > 19)
     rc = mr_err_set(err, MR_E_USAGE, "--level %d: the highest level is 19", j->zstd_level);
   return rc;

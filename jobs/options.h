@@ -46,10 +46,13 @@ typedef struct mr_job {
   char **inputs;  /* as given: files, globs, directories, "-" */
   int n_inputs;
   char *model, *output;
+  mr_adapter *adapters; /* n_adapters, in the order of their names; owned, with the strings */
+  int n_adapters;
   mr_output_format format;
   char *base; /* output without .jsonl[.zst|.gz]: OUT of the contract; NULL for standard output */
   mr_compute compute;
   char *device;
+  uint64_t device_memory; /* bytes; 0: chosen */
   int threads, max_batch, max_step_tokens, context;
   bool pin;
   uint64_t kv_memory; /* bytes; 0: chosen */
@@ -88,6 +91,14 @@ typedef enum mr_command {
   MR_CMD_SCORE
 } mr_command;
 
+/* Where a value came from: the code of its errors, and how its option is written. */
+typedef struct mr_option_origin {
+  mr_code code;
+  const char *prefix; /* "--" or "" */
+  const char *file;   /* JOB.json, or NULL */
+  mr_command cmd;
+} mr_option_origin;
+
 void mr_job_init(mr_job *j);
 void mr_job_free(mr_job *j);
 /* argv[0] is the command's name and is skipped. MR_E_USAGE, MR_E_CONFIG (JOB.json), MR_E_NOINPUT
@@ -98,6 +109,9 @@ bool mr_job_has_score(const mr_job *j); /* RUN is to score its results */
 
 /* The exit status of a job that is done: 0, or 1 when more rows failed than --tolerate allows. */
 int mr_job_status(const mr_job *j, uint64_t rows, uint64_t failed);
+
+/* adapters.c: the adapter that rows of this model name use: 1 ..., or 0: none. */
+int mr_job_adapter(const mr_job *j, const char *name);
 
 /* The engine's share of the options; strings are borrowed from j. */
 void mr_job_engine_opts(const mr_job *j, mr_engine_opts *opts);

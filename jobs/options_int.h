@@ -18,6 +18,7 @@ typedef enum kind {
   K_CHOICE01, /* bool: the second of two choices */
   K_TOLERATE,
   K_DEFAULTS, /* a JSON object, in place or in a file */
+  K_ADAPTER,  /* NAME=DIR, any number of them */
   K_PARAM,    /* a body parameter for rows that are silent */
   K_LIST,     /* mr_list; each use adds one */
   K_NAMES     /* unsigned: a set of the choices, 1 << index; each use adds some */

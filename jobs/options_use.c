@@ -3,7 +3,9 @@
 #include "jobs/options.h"
 
 bool mr_job_has_score(const mr_job *j) {
-  return j->score.refs.n || j->score.metrics || j->score.ref_field || j->score.by;
+  const mr_score_opts *o = &j->score;
+  return o->refs.n || o->metrics || o->ref_field || o->by || o->extract || o->extract_last ||
+         o->ignore || o->outputs || o->skip_missing;
 }
 
 int mr_job_status(const mr_job *j, uint64_t rows, uint64_t failed) {
@@ -27,6 +29,8 @@ void mr_job_engine_opts(const mr_job *j, mr_engine_opts *o) {
                         .prefix_cache_bytes = j->prefix_cache_bytes,
                         .kv_type = j->kv_type,
                         .context = j->context,
+                        .adapters = j->adapters,
+                        .n_adapters = j->n_adapters,
                         .no_prefix_sharing = j->no_prefix_sharing};
 }
 

@@ -299,7 +299,7 @@ static mr_code put_record(mr_plan_writer *w, const mr_plan_record *rec, mr_plan_
   e->offset = w->h.data_bytes;
   e->bytes = (uint32_t)w->record.len;
   e->check = mr_hash_64(w->record.data, w->record.len);
-  e->prefix = e->kind == MR_ROW_BAD ? 0 : mr_plan_prefix(rec->prompt, e->n_prompt);
+  e->prefix = e->kind == MR_ROW_BAD ? 0 : mr_plan_prefix(rec->prompt, e->n_prompt, e->adapter);
   w->h.data_bytes += e->bytes;
   return append(&w->data, w->record.data, w->record.len, err);
 }
@@ -370,14 +370,14 @@ const char *mr_plan_file_name(const mr_plan_writer *w, uint32_t file, size_t *le
   return at;
 }
 
-uint64_t mr_plan_prefix(const int32_t *ids, int n) {
+uint64_t mr_plan_prefix(const int32_t *ids, int n, uint32_t adapter) {
   static const int depth[] = {32, 64, 128, 512};
   uint64_t key = 0;
   for (size_t i = 0; i < sizeof depth / sizeof *depth; i++) {
     size_t take = (size_t)(n < depth[i] ? n : depth[i]);
     key = key << 16 | mr_hash_64(ids, take * sizeof *ids) >> 48;
   }
-  return key;
+  return adapter ? key ^ mr_hash_64(&adapter, sizeof adapter) : key;
 }
 
 static mr_code finish_file(out_file *f, mr_err *err) {

@@ -35,7 +35,7 @@ typedef struct mr_plan_entry { /* 56 bytes, little-endian, as in plan.index */
   int32_t n_prompt; /* tokens */
   int32_t n_out;    /* tokens at most: max_tokens * n, or the continuations' lengths */
   uint32_t kind;    /* mr_row_kind */
-  uint32_t flags;   /* reserved, 0 */
+  uint32_t adapter; /* 0: the base alone; i + 1: the job's adapter i */
   uint64_t check;   /* xxh3-64 of the record */
   uint64_t prefix;  /* mr_plan_prefix of the prompt; 0 for bad rows */
 } mr_plan_entry;
@@ -112,7 +112,8 @@ void mr_plan_scan_start(mr_plan_scan *s, const mr_plan *p, mr_err *err);
 bool mr_plan_scan_next(mr_plan_scan *s);
 
 /* Four keys of 16 bits, from the top: of the first 32, 64, 128 and 512 ids. Prompts that begin
- * alike lie together when they are sorted by it; unlike ones seldom do. */
-uint64_t mr_plan_prefix(const int32_t *ids, int n);
+ * alike lie together when they are sorted by it; unlike ones, and those of different adapters,
+ * seldom do. */
+uint64_t mr_plan_prefix(const int32_t *ids, int n, uint32_t adapter);
 
 #endif

@@ -136,8 +136,11 @@ static mr_code look(mr_refs *r, uint64_t at, size_t n, const char **bytes, mr_er
       r->window = grown;
       r->window_cap = want;
     }
-    if (mr_sys_pread_full(r->fd, r->window, want, (off_t)at) != (ssize_t)want)
+    ssize_t got = mr_sys_pread_full(r->fd, r->window, want, (off_t)at);
+    if (got < 0)
       return mr_err_errno(err, MR_E_IO, "$TMPDIR", "cannot read references back");
+    if (got != (ssize_t)want)
+      return mr_err_at(err, MR_E_IO, "$TMPDIR", 0, (int64_t)at, "references were cut short");
     r->window_at = at;
     r->window_len = want;
   }

@@ -168,6 +168,24 @@ static json_t *prefix_cache(const mr_report *r) {
                    "bad_files", count(s->cache_bad));
 }
 
+/* What the time was said to be before, part by part. */
+static json_t *prediction(const mr_report *r) {
+  if (!r->predicted)
+    return json_null();
+  double said = 0, took = 0;
+  json_t *parts = json_object();
+  for (int i = 0; i < MR_PARTS; i++) {
+    said += r->said_s[i];
+    took += r->took_s[i];
+    json_object_set_new(
+        parts, mr_part_names[i],
+        json_pack("{s:o, s:o}", "predicted", real(r->said_s[i]), "took", real(r->took_s[i])));
+  }
+  return json_pack("{s:o, s:o, s:o, s:i, s:o}", "predicted_seconds", real(said), "took_seconds",
+                   real(took), "share_of_tokens", real(r->predicted_share), "learnt_from_runs",
+                   r->predicted_runs, "parts", parts);
+}
+
 static json_t *timeline(const mr_timeline *t) {
   json_t *at = json_array(), *rate = json_array(), *size = json_array();
   double s = 0;
@@ -250,6 +268,7 @@ json_t *mr_report_to_json(const mr_report *r) {
                            real(r->earlier_s), "rows_lost_and_redone", count(r->lost_rows));
   int bad = json_object_set_new(o, "runs", runs);
   bad |= json_object_set_new(o, "kv", kv(r));
+  bad |= json_object_set_new(o, "prediction", prediction(r));
   bad |= json_object_set_new(o, "prefix_cache", prefix_cache(r));
   bad |= json_object_set_new(o, "results_bytes", count(r->results_bytes));
   if (!bad && add_peaks(r, o) && add_identity(r, o))

@@ -15,6 +15,7 @@
 
 #include "io/text.h"
 #include "jobs/identity.h"
+#include "jobs/profile.h"
 #include "src/engine.h"
 
 #define MR_HISTOGRAM_BINS 1280 /* 1 us to a day and more */
@@ -56,6 +57,10 @@ typedef struct mr_report {
   bool has_engine;             /* info and stats are set; false when no row had to be computed */
   double peak_ops, peak_bytes; /* of this machine, a second; 0: not known */
   char peak_basis[128];        /* how they are known */
+  bool predicted;              /* the next ones are set */
+  int predicted_runs;          /* earlier ones that the prediction has learnt from */
+  double predicted_share;      /* tokens computed over those that were said; rows may end early */
+  double said_s[MR_PARTS], took_s[MR_PARTS];
   /* filled by the calls below */
   mr_histogram ttft, tpot;
   mr_timeline timeline;

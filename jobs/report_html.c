@@ -268,6 +268,39 @@ static void time_card(mr_text *t, const json_t *r) {
   mr_text_adds(t, "</section>\n");
 }
 
+static void prediction_row(mr_text *t, const char *name, double said, double took) {
+  char a[40], b[40];
+  mr_text_addf(t, "<tr><td>%s</td><td>%s</td><td>%s</td><td>%+.0f %%</td></tr>", name,
+               seconds_text(said, a, sizeof a), seconds_text(took, b, sizeof b),
+               said > 0 ? 100 * (took / said - 1) : 0);
+}
+
+static void prediction_card(mr_text *t, const json_t *r) {
+  static const char *const parts[][2] = {{"load", "load the model"},
+                                         {"gemm", "matrix products"},
+                                         {"attention", "attention"},
+                                         {"other", "other in steps"},
+                                         {"rest", "read rows, write results"}};
+  const json_t *p = json_object_get(r, "prediction"), *all = json_object_get(p, "parts");
+  if (!json_is_object(p))
+    return;
+  mr_text_adds(t, "<section class=\"card\"><h2>Predicted and actual</h2><table><tr><th></th>"
+                  "<th>predicted</th><th>took</th><th>off by</th></tr>");
+  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+    const json_t *one = json_object_get(all, parts[i][0]);
+    prediction_row(t, parts[i][1], json_number_value(json_object_get(one, "predicted")),
+                   json_number_value(json_object_get(one, "took")));
+  }
+  prediction_row(t, "all", number(r, "prediction", "predicted_seconds"),
+                 number(r, "prediction", "took_seconds"));
+  double share = number(r, "prediction", "share_of_tokens");
+  mr_text_adds(t, "</table>");
+  if (share < 0.95)
+    mr_text_addf(t, "<p>Rows ended early: %.0f %% of the tokens that had been counted.</p>",
+                 100 * share);
+  mr_text_adds(t, "</section>\n");
+}
+
 static void work_card(mr_text *t, const json_t *r) {
   mr_text_adds(t, "<section class=\"card\"><h2>Work</h2><table>");
   row_count(t, "Rows", number(r, "rows", NULL));
@@ -276,6 +309,7 @@ static void work_card(mr_text *t, const json_t *r) {
   row_count(t, "Prompt tokens computed in this run", number(r, "prefill_tokens_computed", NULL));
   row_count(t, "Prompt tokens shared, not computed again",
             number(r, "prefill_tokens_shared", NULL));
+  row_count(t, "Prompt tokens out of the prefix cache", number(r, "prefix_cache", "tokens"));
   row_count(t, "Output tokens", number(r, "output_tokens", NULL));
   row_brief(t, "Prompt tokens a second", number(r, "throughput", "prompt_tokens_per_s"), "");
   row_brief(t, "Rows a second", number(r, "throughput", "rows_per_s"), "");
@@ -416,6 +450,7 @@ mr_code mr_report_html(const json_t *r, mr_text *t, mr_err *err) {
   chart(t, "Sequences in flight", x, json_object_get(line, "sequences"), "b");
   score_card(t, r);
   time_card(t, r);
+  prediction_card(t, r);
   errors_card(t, r);
   work_card(t, r);
   latency_card(t, r);

@@ -108,7 +108,8 @@ static mr_code fill(const mr_plan_record *rec, mr_request *req, mr_row_keep *kee
                       .n_prompt = rec->e.n_prompt,
                       .cont = rec->cont,
                       .cont_len = rec->cont_len,
-                      .n_cont = rec->n_cont};
+                      .n_cont = rec->n_cont,
+                      .adapter = rec->e.adapter > INT_MAX ? -1 : (int)rec->e.adapter};
   fill_sampling(&p, &req->sampling);
   if (req->task == MR_TASK_SCORE)
     req->sampling.logprobs = 0; /* token_logprobs */

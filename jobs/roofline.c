@@ -3,6 +3,7 @@
 #include "io/mem.h"
 #include "io/sys.h"
 #include "kernels/pool.h"
+#include "src/engine.h" /* mr_compute */
 
 #define TRIAD_FLOATS ((size_t)8 << 20)
 #define TRIAD_CHUNKS 64
@@ -10,6 +11,7 @@
 #define GEMM_N 256
 #define GEMM_K 1024
 #define ROUNDS 3
+#define MOMENT_S 0.02
 
 typedef struct triad {
   float *a;
@@ -112,4 +114,14 @@ mr_code mr_roofline_measure(const mr_kernels *k, int threads, unsigned schemes, 
       rc = measure_ops(pool, &k->gemm[s], seconds, &out->ops_per_s[s], err);
   mr_pool_free(pool);
   return rc;
+}
+
+double mr_roofline_ops(int compute, int threads) {
+  mr_roofline r;
+  mr_err ignored = MR_ERR_INIT;
+  mr_scheme scheme = compute == MR_COMPUTE_EXACT ? MR_SCHEME_F32 : MR_SCHEME_I8;
+  const mr_kernels *k = mr_kernels_best();
+  if (!k || mr_roofline_measure(k, threads, 1u << scheme, MOMENT_S, &r, &ignored))
+    return 0;
+  return r.ops_per_s[scheme];
 }

@@ -27,6 +27,9 @@ typedef struct mr_roofline {
 mr_code mr_roofline_measure(const mr_kernels *k, int threads, unsigned schemes, double seconds,
                             mr_roofline *out, mr_err *err);
 
+/* Operations a second of the compute mode's matrix product, measured for a moment; 0: not known. */
+double mr_roofline_ops(int compute, int threads);
+
 #define MR_ROOFLINE_ALL ((1u << MR_SCHEMES) - 1)
 
 #endif

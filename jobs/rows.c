@@ -528,6 +528,15 @@ static int32_t out_tokens(const row *r) {
   return saturate(r->par.max_tokens * r->par.n);
 }
 
+/* A row of an adapter names it as its model; any other name means the base. */
+static bool choose_adapter(row *r, uint32_t *adapter) {
+  const char *name = json_string_value(r->par.model);
+  *adapter = (uint32_t)mr_job_adapter(r->j, name);
+  if (*adapter || !name || !r->j->n_adapters || !strcmp(name, mr_prompter_name(r->p)))
+    return true;
+  return warn(r, "the model %.100s is none of the adapters; the base answered", name);
+}
+
 static void fill_entry(mr_plan_record *rec, const mr_row_source *src, mr_row_kind kind,
                        size_t n_prompt, int32_t n_out) {
   rec->e = (mr_plan_entry){.file = src->file_index,
@@ -543,11 +552,13 @@ static bool finish(row *r, mr_plan_record *rec) {
   if (r->prompt.n > INT32_MAX || r->cont.n > INT32_MAX)
     return mr_row_error_set(&r->why, NULL, "invalid_value",
                             "the row has more than 2147483647 tokens");
-  if (!encode(r, &t) || t.failed) {
+  uint32_t adapter;
+  if (!choose_adapter(r, &adapter) || !encode(r, &t) || t.failed) {
     mr_text_free(&t);
     return r->fatal != MR_OK ? false : no_memory(r);
   }
   fill_entry(rec, r->src, r->kind, r->prompt.n, out_tokens(r));
+  rec->e.adapter = adapter;
   rec->json = t.data;
   rec->json_len = t.len;
   rec->prompt = r->prompt.ids;

@@ -104,6 +104,7 @@ static void free_run(mr_run *r) {
   mr_progress_close(r->progress);
   mr_shard_close(r->shard);
   mr_saved_close(r->saved);
+  mr_mem_free(r->profile);
   mr_plan_close(r->plan);
   if (r->paths.temporary && r->commit) /* nobody could resume it */
     mr_commit_discard(r->commit, &ignored);

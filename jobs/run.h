@@ -11,6 +11,7 @@
 #define MR_JOBS_RUN_H
 
 #include "jobs/commit.h"
+#include "jobs/forecast.h"
 #include "jobs/plan.h"
 #include "jobs/progress.h"
 #include "jobs/render.h"
@@ -28,13 +29,16 @@ typedef struct mr_run {
   mr_job_identity id;
   mr_commit *commit;
   mr_plan *plan;
-  mr_shard *shard; /* NULL: the whole job */
-  mr_saved *saved; /* rows that the run before had begun, or NULL */
+  mr_shard *shard;       /* NULL: the whole job */
+  mr_saved *saved;       /* rows that the run before had begun, or NULL */
+  mr_profile *profile;   /* of this machine, where it has rates; or NULL */
+  mr_time_estimate said; /* with it: what the run was said to take */
+  mr_forecast forecast;  /* likewise: of which work */
   mr_progress *progress;
   mr_progress_now now;
   mr_report report;
-  mr_score *score;   /* NULL: none was asked for */
-  bool score_failed; /* it was told */
+  mr_score *score;     /* NULL: none was asked for */
+  bool score_failed;   /* it was told */
   double start_s;      /* monotonic, of this run */
   double deadline_s;   /* monotonic; 0: none */
   bool was_new;        /* the state was made by this run */

@@ -25,6 +25,37 @@ static void measure_peaks(mr_run *r) {
       limits.threads, p->info.scheme);
 }
 
+/* What was said before against what was; and the profile learns, where it was this work that ran:
+ * all in one run, without rows that were put away or taken from an earlier one. Rows that ended
+ * early leave their steps out on both sides. */
+static void compare(mr_run *r) {
+  mr_report *p = &r->report;
+  const mr_engine_stats *s = &p->stats;
+  if (!r->profile || !p->has_engine)
+    return;
+  const double took[MR_PARTS] = {p->load_s, s->gemm_s, s->attn_s, s->sample_s + s->other_s,
+                                 p->total_s - p->load_s - s->step_s};
+  uint64_t said = r->forecast.prompt_tokens + r->forecast.output_tokens;
+  if (!r->job.no_prefix_sharing)
+    said -= r->forecast.shared_tokens;
+  double share = said ? (double)s->batch_tokens_sum / (double)said : 0;
+  double learn[MR_PARTS];
+  p->predicted = true;
+  p->predicted_runs = r->profile->runs;
+  p->predicted_share = share;
+  for (int i = 0; i < MR_PARTS; i++) {
+    bool step = i != MR_PART_LOAD && i != MR_PART_REST;
+    p->said_s[i] = r->said.parts[i];
+    p->took_s[i] = took[i];
+    learn[i] = r->said.said[i] * (step ? share : 1);
+  }
+  if (p->earlier_runs || s->preemptions || share < 0.1 || share > 1.2)
+    return;
+  mr_profile_learn(r->profile, learn, took,
+                   p->peak_ops > 0 && r->said.peak_ops > 0 ? p->peak_ops / r->said.peak_ops : 0);
+  mr_profile_save(r->profile);
+}
+
 static void fill_report(mr_run *r, const mr_manifest *m) {
   const mr_commit_totals *t = mr_commit_totals_get(r->commit);
   mr_report *p = &r->report;
@@ -45,6 +76,7 @@ static void fill_report(mr_run *r, const mr_manifest *m) {
   p->results_bytes = m->n_files ? m->files[0].bytes : 0;
   measure_peaks(r);
   p->total_s = mr_sys_seconds() - r->start_s;
+  compare(r);
 }
 
 /* Which rows the lines of a shard's files belong to. */

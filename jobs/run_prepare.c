@@ -12,6 +12,7 @@
 #include "jobs/inputs.h"
 #include "jobs/preflight.h"
 #include "jobs/signals.h"
+#include "src/lora.h"
 
 #define DAY_S 86400
 
@@ -72,6 +73,20 @@ static mr_code hash_model(mr_run *r, mr_err *err) {
   return rc;
 }
 
+/* Each adapter by its name and its files' bytes. */
+static mr_code add_adapters(const mr_job *j, json_t *options, mr_err *err) {
+  for (int i = 0; i < j->n_adapters; i++) {
+    char hex[MR_HASH_HEX], key[300];
+    mr_code rc = mr_lora_digest(j->adapters[i].dir, hex, err);
+    if (rc)
+      return rc;
+    snprintf(key, sizeof key, "lora %s", j->adapters[i].name);
+    if (json_object_set_new(options, key, json_string(hex)))
+      return mr_err_set(err, MR_E_NOMEM, "out of memory");
+  }
+  return MR_OK;
+}
+
 static mr_code identify(mr_run *r, mr_err *err) {
   const mr_job_identity *old = mr_commit_identity(r->commit);
   const mr_engine_info *e = &r->estimate;
@@ -87,6 +102,8 @@ static mr_code identify(mr_run *r, mr_err *err) {
     json_decref(options);
     options = NULL;
   }
+  if (options && (rc = add_adapters(&r->job, options, err)))
+    json_decref(options);
   return rc ? rc : mr_identity_set_options(&r->id, options, err);
 }
 

@@ -13,6 +13,7 @@
 #define KEEP_S 2.0 /* for the prefix cache, at a stop */
 #define KEEP_ALL_S 600.0
 #define DEFERRED_MAX 1024
+#define PREDICTED_ROWS_MAX 1000000
 
 /* A row that would not end before the deadline: others are looked for that do. */
 typedef struct deferred {
@@ -466,6 +467,30 @@ static mr_code load_begun(mr_run *r, mr_err *err) {
   return rc;
 }
 
+/* What the rows that are left will take, where `plan` has measured this machine. The run needs it
+ * for its report only, so a failure is none of the job. */
+static mr_code predict(mr_run *r, mr_schedule *order, mr_err *err) {
+  mr_err ignored = MR_ERR_INIT;
+  if (r->saved || mr_schedule_left(order) > PREDICTED_ROWS_MAX || !mr_schedule_left(order))
+    return MR_OK;
+  r->profile = mr_mem_alloc(1, sizeof *r->profile);
+  if (!r->profile)
+    return nomem(err);
+  mr_profile_load(r->profile, &r->estimate);
+  bool known = r->profile->measured;
+  if (known) {
+    mr_estimate_known(&r->said, &r->estimate, r->profile);
+    r->said.start_s += r->report.preflight_s;
+    known = mr_forecast_run(&r->forecast, r->plan, order, r->job.no_prefix_sharing, &r->said,
+                            &r->estimate, r->profile, &ignored) == MR_OK;
+  }
+  if (!known) {
+    mr_mem_free(r->profile);
+    r->profile = NULL;
+  }
+  return mr_schedule_rewind(order, err);
+}
+
 /* --expire: what has no result at the deadline gets its error line, and the job is finished. */
 static mr_code expire_rows(mr_run *r, loop *l, mr_err *err) {
   mr_row_error why = {.message = "This row was not executed before the job's deadline.",
@@ -522,6 +547,8 @@ mr_code mr_run_rows(mr_run *r, mr_err *err) {
     rc = load_begun(r, err);
   if (!rc)
     rc = mr_schedule_open(&l.schedule, r->plan, r->paths.run, 0, skip_row, r, err);
+  if (!rc)
+    rc = predict(r, l.schedule, err);
   if (!rc)
     rc = bad_rows(&l, &more, err);
   if (!rc && mr_signals_stop())

@@ -1,7 +1,5 @@
 /* The scores of a run. References are read before any work is done; what goes wrong at the end is
  * told, and costs only the scores: the results are published all the same. */
-#include <string.h>
-
 #include "io/json.h"
 #include "io/sys.h"
 #include "jobs/run.h"
@@ -9,13 +7,8 @@
 #define REPORT_MAX ((size_t)64 << 20) /* bytes of a report that is read back */
 
 mr_code mr_run_score_open(mr_run *r, mr_err *err) {
-  const mr_list *refs = &r->job.score.refs;
   if (!mr_job_has_score(&r->job))
     return MR_OK;
-  for (int i = 0; i < refs->n; i++)
-    if (!strcmp(refs->s[i], "-"))
-      return mr_err_set(err, MR_E_USAGE,
-                        "references of a run cannot come from standard input: it may be resumed");
   mr_code rc = mr_score_open(&r->score, &r->job.score, err);
   if (!rc && r->job.shard.of)
     mr_score_is_part(r->score);

@@ -4,6 +4,7 @@
 #include "io/mem.h"
 #include "io/sorter.h"
 #include "kernels/kernels.h"
+#include "src/lora.h"
 
 #define MEMORY_BYTES ((size_t)2 << 20)
 
@@ -248,22 +249,63 @@ static mr_code one_level(level *l) {
 
 /* ---------------------------------------------------------------- open */
 
+/* Rows of one adapter follow each other: a step then multiplies with few adapters. Those that the
+ * longest row belongs to come first. */
+typedef struct adapters {
+  uint32_t rows[MR_LORA_MAX + 1], longest[MR_LORA_MAX + 1], at[MR_LORA_MAX + 1];
+} adapters;
+
+static uint32_t adapter_of(const mr_plan_entry *e) {
+  return e->adapter <= MR_LORA_MAX ? e->adapter : 0;
+}
+
+static void count_adapter(adapters *a, const mr_plan_entry *e) {
+  uint32_t i = adapter_of(e), length = length_of(e);
+  a->rows[i]++;
+  a->longest[i] = length > a->longest[i] ? length : a->longest[i];
+}
+
+static void place_adapters(adapters *a, uint32_t first) {
+  for (;;) {
+    uint32_t best = 0;
+    for (uint32_t i = 0; i <= MR_LORA_MAX; i++)
+      if (a->rows[i] && (!a->rows[best] || a->longest[i] > a->longest[best]))
+        best = i;
+    if (!a->rows[best])
+      return;
+    a->at[best] = first;
+    first += a->rows[best];
+    a->rows[best] = 0;
+  }
+}
+
+static mr_code wait_first(level *l, const mr_plan_scan *s, uint32_t at) {
+  return mr_sorter_add(l->waiting,
+                       &(waiting){(uint32_t)s->row, at, length_of(s->e), (uint32_t)s->e->n_prompt},
+                       l->err);
+}
+
 /* Rows that need no engine get the first places, the others wait. */
 static mr_code collect(level *l, bool (*skip)(void *ctx, uint64_t row), void *ctx) {
   mr_plan_scan s;
   uint32_t n_bad = 0;
+  adapters a = {{0}, {0}, {0}};
   mr_code rc = open_sorter(l, &l->waiting, sizeof(waiting), by_row);
   for (int bad = 1; bad >= 0; bad--) {
     mr_plan_scan_start(&s, l->p, l->err);
     while (!rc && mr_plan_scan_next(&s)) {
       uint32_t row = (uint32_t)s.row;
-      if ((s.e->kind == MR_ROW_BAD) != bad || (skip && skip(ctx, s.row)))
+      bool is_bad = s.e->kind == MR_ROW_BAD;
+      if (skip && skip(ctx, s.row))
         continue;
-      rc = bad ? mr_sorter_add(l->places, &(place){n_bad++, row}, l->err)
-               : mr_sorter_add(l->waiting,
-                               &(waiting){row, n_bad, length_of(s.e), (uint32_t)s.e->n_prompt},
-                               l->err);
+      if (bad && is_bad)
+        rc = mr_sorter_add(l->places, &(place){n_bad++, row}, l->err);
+      else if (bad)
+        count_adapter(&a, s.e);
+      else if (!is_bad)
+        rc = wait_first(l, &s, a.at[adapter_of(s.e)]);
     }
+    place_adapters(&a, n_bad);
     rc = rc ? rc : s.rc;
   }
   return rc;
@@ -303,6 +345,11 @@ mr_code mr_schedule_next(mr_schedule *s, uint64_t *row, bool *more, mr_err *err)
   *row = p.row;
   s->left--;
   return MR_OK;
+}
+
+mr_code mr_schedule_rewind(mr_schedule *s, mr_err *err) {
+  s->left = mr_sorter_count(s->places);
+  return mr_sorter_rewind(s->places, err);
 }
 
 uint64_t mr_schedule_left(const mr_schedule *s) {

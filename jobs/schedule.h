@@ -2,9 +2,10 @@
  *
  * Rows whose prompts begin alike are admitted one after the other, depth first (those that begin
  * alike for 1 block of MR_KV_BLOCK tokens, inside these for 2, 4, 8 ... blocks), so that what they
- * share is computed once and its pages are not kept longer than needed. Between groups, and inside
- * the last ones: long rows first (expected tokens = prompt + output at most; a group counts as its
- * longest row), so that the tail is short.
+ * share is computed once and its pages are not kept longer than needed. Where rows have different
+ * adapters, those of one adapter come one after the other before all that. Between groups, and
+ * inside the last ones: long rows first (expected tokens = prompt + output at most; a group counts
+ * as its longest row), so that the tail is short.
  *
  * Memory does not grow with the rows: they are sorted out of core (io/sorter.h), one level of
  * blocks after the other, and the order is read from a file without a name. Prompts are read from
@@ -25,6 +26,7 @@ mr_code mr_schedule_open(mr_schedule **out, const mr_plan *p, const char *dir, s
                          bool (*skip)(void *ctx, uint64_t row), void *ctx, mr_err *err);
 /* *more false: there is none. */
 mr_code mr_schedule_next(mr_schedule *s, uint64_t *row, bool *more, mr_err *err);
+mr_code mr_schedule_rewind(mr_schedule *s, mr_err *err); /* to the first row; MR_E_IO */
 uint64_t mr_schedule_left(const mr_schedule *s);
 void mr_schedule_close(mr_schedule *s);
 

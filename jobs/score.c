@@ -414,7 +414,7 @@ const mr_score_counts *mr_score_counts_get(const mr_score *s) {
   return &s->counts;
 }
 
-mr_estimate mr_score_estimate(const mr_score *s, mr_metric m) {
+mr_mean mr_score_estimate(const mr_score *s, mr_metric m) {
   return score_estimate(&s->groups[0], m);
 }
 

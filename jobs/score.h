@@ -56,12 +56,12 @@ void mr_score_close(mr_score *s); /* NULL is fine */
 
 const mr_score_counts *mr_score_counts_get(const mr_score *s);
 /* A metric of all rows; n 0 where it was not asked for, or no row has it. */
-mr_estimate mr_score_estimate(const mr_score *s, mr_metric m);
+mr_mean mr_score_estimate(const mr_score *s, mr_metric m);
 /* Whether rows are missing on either side: predictions that count, references. */
 uint64_t mr_score_incomplete(const mr_score *s);
 
 /* {"results", "missing", ..., "metrics": {name: {"value", "stderr", "low", "high", "rows"}},
- * "by", "groups": {name: {"rows", "missing", "metrics"}}}; owned by the caller; NULL: out of
+ * "by", "groups": {name: {"results", "missing", "metrics"}}}; owned by the caller; NULL: out of
  * memory. */
 json_t *mr_score_to_json(const mr_score *s);
 void mr_score_table(const mr_score *s, mr_text *out);

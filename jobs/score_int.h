@@ -32,6 +32,6 @@ struct mr_score {
 /* The name of a metric. */
 const char *score_metric_name(mr_metric m);
 /* As users read it: of perplexity the exponential. */
-mr_estimate score_estimate(const score_group *g, mr_metric m);
+mr_mean score_estimate(const score_group *g, mr_metric m);
 
 #endif

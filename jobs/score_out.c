@@ -16,9 +16,9 @@ const char *score_metric_name(mr_metric m) {
   return names[m];
 }
 
-mr_estimate score_estimate(const score_group *g, mr_metric m) {
+mr_mean score_estimate(const score_group *g, mr_metric m) {
   bool unbounded = m == MR_METRIC_PERPLEXITY || m == MR_METRIC_BITS_PER_BYTE;
-  mr_estimate e = mr_stats_estimate(&g->stats[m], 0, unbounded ? INFINITY : 1);
+  mr_mean e = mr_stats_estimate(&g->stats[m], 0, unbounded ? INFINITY : 1);
   if (m == MR_METRIC_PERPLEXITY) {
     e.mean = exp(e.mean);
     e.error *= e.mean; /* to first order */
@@ -44,7 +44,7 @@ static json_t *metrics_json(const mr_score *s, const score_group *g) {
   for (int m = 0; m < MR_METRICS; m++) {
     if (!is_shown(s, g, m))
       continue;
-    mr_estimate e = score_estimate(g, (mr_metric)m);
+    mr_mean e = score_estimate(g, (mr_metric)m);
     json_t *o =
         json_pack("{s:o, s:o, s:o, s:o, s:I}", "value", real(e.mean), "stderr", real(e.error),
                   "low", real(e.low), "high", real(e.high), "rows", (json_int_t)e.n);
@@ -156,7 +156,7 @@ static void group_column(const char *name, int width, mr_text *out) {
 
 static void table_row(const mr_score *s, const score_group *g, int m, int width, mr_text *out) {
   char a[32], b[32], c[32], d[32], n[32];
-  mr_estimate e = score_estimate(g, (mr_metric)m);
+  mr_mean e = score_estimate(g, (mr_metric)m);
   group_column(g == s->groups ? "all" : g->name, width, out);
   mr_text_addf(out, "%-17s  %9s  %9s to %-9s  %9s  %9s\n", names[m], number(e.mean, a, sizeof a),
                number(e.low, b, sizeof b), number(e.high, c, sizeof c),
@@ -181,7 +181,7 @@ void mr_score_brief(const mr_score *s, mr_text *out) {
   for (int m = 0; m < MR_METRICS; m++) {
     if (!is_shown(s, s->groups, m))
       continue;
-    mr_estimate e = score_estimate(s->groups, (mr_metric)m);
+    mr_mean e = score_estimate(s->groups, (mr_metric)m);
     mr_text_addf(out, "%s %s (%s to %s), ", names[m], number(e.mean, a, sizeof a),
                  number(e.low, b, sizeof b), number(e.high, c, sizeof c));
   }

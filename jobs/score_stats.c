@@ -20,7 +20,7 @@ void mr_stats_add_zeros(mr_stats *s, uint64_t n) {
   s->ww += (double)n;
 }
 
-static void wilson(mr_estimate *e) {
+static void wilson(mr_mean *e) {
   double n = (double)e->n, z2 = Z95 * Z95;
   double middle = (e->mean + z2 / (2 * n)) / (1 + z2 / n);
   double half = Z95 / (1 + z2 / n) * sqrt(e->mean * (1 - e->mean) / n + z2 / (4 * n * n));
@@ -28,8 +28,8 @@ static void wilson(mr_estimate *e) {
   e->high = fmin(1, middle + half);
 }
 
-mr_estimate mr_stats_estimate(const mr_stats *s, double least, double most) {
-  mr_estimate e = {.n = s->n, .mean = NAN, .error = NAN, .low = NAN, .high = NAN};
+mr_mean mr_stats_estimate(const mr_stats *s, double least, double most) {
+  mr_mean e = {.n = s->n, .mean = NAN, .error = NAN, .low = NAN, .high = NAN};
   if (s->n == 0 || s->w <= 0)
     return e;
   double n = (double)s->n;

@@ -18,14 +18,14 @@ typedef struct mr_stats { /* zero bytes: no rows */
   bool uneven; /* a value was neither 0 nor 1, or a weight not 1 */
 } mr_stats;
 
-typedef struct mr_estimate {
+typedef struct mr_mean {
   uint64_t n;
   double mean, error, low, high; /* NAN: n is too small (0 for the mean, below 2 for the rest) */
-} mr_estimate;
+} mr_mean;
 
 void mr_stats_add(mr_stats *s, double value, double weight);
 void mr_stats_add_zeros(mr_stats *s, uint64_t n); /* n rows of value 0, weight 1 */
 /* least, most: what means of uneven values can be. */
-mr_estimate mr_stats_estimate(const mr_stats *s, double least, double most);
+mr_mean mr_stats_estimate(const mr_stats *s, double least, double most);
 
 #endif

@@ -196,3 +196,46 @@ mr_encoder mr_encoder_get(int dtype) {
       return all[i].to;
   return NULL;
 }
+
+int mr_encode_levels(int dtype, int *ranged) {
+  *ranged = dtype == MR_Q4_1 || dtype == MR_Q5_1;
+  switch (dtype) {
+  case MR_Q4_0:
+  case MR_Q4_1:
+    return 15;
+  case MR_Q5_0:
+  case MR_Q5_1:
+    return 31;
+  case MR_Q8_0:
+    return 255;
+  default:
+    return 0;
+  }
+}
+
+int mr_encode_codes(int dtype, void *dst, const float *scale, const float *base,
+                    const uint8_t *codes, int64_t n) {
+  int ranged, levels = mr_encode_levels(dtype, &ranged), q[32];
+  uint8_t *p = dst;
+  for (int64_t b = 0; levels && b < n / 32; b++, codes += 32) {
+    mr_k_store_u16(p, mr_k_scale_f16(scale[b]));
+    if (ranged)
+      mr_k_store_u16(p + 2, mr_k_scale_f16(base[b]));
+    p += ranged ? 4 : 2;
+    for (int j = 0; j < 32; j++)
+      q[j] = codes[j];
+    if (levels == 255) {
+      for (int j = 0; j < 32; j++)
+        p[j] = (uint8_t)(q[j] - 128);
+      p += 32;
+      continue;
+    }
+    if (levels == 31) {
+      put_fifth(p, q);
+      p += 4;
+    }
+    put_nibbles(p, q);
+    p += 16;
+  }
+  return levels != 0;
+}

@@ -26,4 +26,12 @@ typedef void (*mr_encoder)(void *dst, const float *src, const float *importance,
 
 mr_encoder mr_encoder_get(int dtype);
 
+/* Blocks of Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 whose codes (0 .. 15, 31 or 255, one a byte) and scales
+ * were found elsewhere: value = scale * code + base, one of each for 32 values. base of the types
+ * that store none is -8, -16 or -128 scales. Returns 0 for other types. */
+int mr_encode_codes(int dtype, void *dst, const float *scale, const float *base,
+                    const uint8_t *codes, int64_t n);
+/* The largest code of such a type, 0 for others; *ranged: it stores a base. */
+int mr_encode_levels(int dtype, int *ranged);
+
 #endif

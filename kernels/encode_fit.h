@@ -1,10 +1,9 @@
-/* encode_fit.h: private to kernels/encode*.c: scales of one group by weighted least squares. */
+/* encode_fit.h: scales of one group of values by weighted least squares, for encoders and for grids
+ * of other formats (src/grid.h). */
 #ifndef MR_KERNELS_ENCODE_FIT_H
 #define MR_KERNELS_ENCODE_FIT_H
 
 #include <stdint.h>
-
-#define MR_FIT_GROUP 32 /* values of a group at most */
 
 /* Weights of a group's square errors: importance times what a relative error costs. mean_square: of
  * the block that the group is part of. */

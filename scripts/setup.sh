@@ -3,7 +3,7 @@
 #   build: compiler and libraries   test: what the tests use besides   models: python3 with pip, to fetch weights
 set -euo pipefail
 
-build="gcc make pkg-config libc6-dev libzstd-dev libarchive-dev zlib1g-dev libjansson-dev libpcre2-dev libutf8proc-dev libxxhash-dev"
+build="gcc g++ make pkg-config libc6-dev libzstd-dev libarchive-dev zlib1g-dev libjansson-dev libpcre2-dev libutf8proc-dev libxxhash-dev"
 test="$build libcmocka-dev clang libclang-rt-14-dev zstd python3 valgrind"
 models="python3 python3-pip"
 

@@ -33,6 +33,7 @@ typedef struct mr_run {
   int n;
   const uint8_t *want; /* n flags: 1 = logits after this token; NULL: only after the last */
   int no_logits;       /* 1: want nothing */
+  int adapter;         /* 0: the base alone; i + 1: adapter i of the model's (lora.h) */
 } mr_run;
 
 typedef struct mr_batch { /* a checked step; borrowed from begin to end */
@@ -58,9 +59,11 @@ typedef enum mr_input { MR_INPUT_PLAIN, MR_INPUT_NORM, MR_INPUT_GATE } mr_input;
 
 #define MR_LINEAR_MAX 3
 
-typedef struct mr_linear { /* y[i] = W[i] f(x) (+ bias); f runs once a row for all matrices */
-  mr_input input;          /* f: x; norm(x); norm(act(x) * up) */
-  const mr_buf *x, *up;    /* [rows, k]; up only for GATE, may be NULL: act(x) */
+/* y[i] = W[i] f(x) (+ bias); f runs once a row for all matrices. Rows that have an adapter get
+ * B (A f(x)) of it on top (w[i]->lora): the base is computed for all rows at once. */
+typedef struct mr_linear {
+  mr_input input;       /* f: x; norm(x); norm(act(x) * up) */
+  const mr_buf *x, *up; /* [rows, k]; up only for GATE, may be NULL: act(x) */
   mr_norm_spec norm;
   mr_act act;
   const float *xielu; /* slope above 0, slope below, beta, eps: in place of act; or NULL */
@@ -91,6 +94,13 @@ typedef struct mr_attend { /* of one layer */
   const float *slopes; /* [n_heads] ALiBi, or NULL */
   const float *sinks;  /* [n_heads], or NULL */
 } mr_attend;
+
+typedef struct mr_tap { /* sees the rows that linear operations multiply: for calibration */
+  void *ctx;
+  float *rows; /* [max_tokens, the widest matrix]: room; borrowed */
+  /* f(x) of an operation whose first matrix is w: n rows of k values; on the caller's thread */
+  void (*see)(void *ctx, const mr_matrix *w, const float *rows, int n, int k);
+} mr_tap;
 
 typedef struct mr_experts { /* out = sum of the chosen experts' weight * MLP(norm(x)) */
   const mr_layer *layer;
@@ -129,6 +139,7 @@ typedef struct mr_backend_ops {
 struct mr_backend { /* an implementation's first member */
   const mr_backend_ops *ops;
   mr_step_stats stats; /* of the step: begin clears it, each operation adds */
+  const mr_tap *tap;   /* or NULL; borrowed. Experts' own matrices are not seen */
 };
 
 /* The host's CPUs. Everything is borrowed; all memory is taken here and in buf_new. */

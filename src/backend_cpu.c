@@ -1,5 +1,6 @@
 #include "src/backend_cpu.h"
 #include "src/backend_cpu_experts.h"
+#include "src/backend_cpu_lora.h"
 
 #include <string.h>
 
@@ -66,6 +67,7 @@ static mr_code begin(mr_backend *b, const mr_batch *batch, mr_err *err) {
       mr_rope_fill(&c->rope[2], c->pos[at]);
     }
   }
+  mr_cpu_lora_begin(c->lora, batch);
   mr_cpu_tile(c);
   return MR_OK;
 }
@@ -122,6 +124,7 @@ static void embed_rows(void *ctx, int item, int worker) {
   for (int i = item * p->chunk; i < pass_end(p, item); i++) {
     float *x = mr_cpu_row(p->x, i);
     mr_matrix_row(&m->embed, p->c->token[i], x);
+    mr_cpu_lora_embed(p->c, x, i, p->c->token[i]);
     if (m->c.embed_scale != 1)
       p->c->k->scale(x, m->c.embed_scale, d);
     if (m->position_embd)
@@ -194,6 +197,7 @@ static void cpu_close(mr_backend *b) {
   mr_rope_close(&c->rope[1]);
   mr_rope_close(&c->rope[2]);
   mr_cpu_experts_close(c->experts);
+  mr_cpu_lora_close(c->lora);
   mr_mem_free(c->packed);
   mr_mem_free(c->line);
   mr_mem_free(c->attn);
@@ -252,8 +256,8 @@ static bool take_memory(mr_cpu *c) {
   c->pos = mr_mem_alloc(n, sizeof *c->pos);
   c->tiles = mr_mem_alloc(n, sizeof *c->tiles);
   c->sorted = mr_mem_alloc(n, sizeof *c->sorted);
-  return mr_cpu_experts_open(&c->experts, c) && c->packed && c->line && c->attn && c->token &&
-         c->pos && c->tiles && c->sorted;
+  return mr_cpu_experts_open(&c->experts, c) && mr_cpu_lora_open(&c->lora, c) && c->packed &&
+         c->line && c->attn && c->token && c->pos && c->tiles && c->sorted;
 }
 
 mr_code mr_backend_cpu_open(mr_backend **out, const mr_model *m, const mr_kernels *k, mr_pool *pool,

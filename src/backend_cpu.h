@@ -31,6 +31,7 @@ typedef struct mr_cpu {
   uint8_t *attn; /* [workers, attn_bytes]; owned */
   size_t attn_bytes;
   struct mr_cpu_experts *experts; /* or NULL; owned */
+  struct mr_cpu_lora *lora;       /* or NULL; owned */
   /* of the step */
   mr_batch batch;
   int32_t *token, *pos;    /* [max_tokens]; owned */

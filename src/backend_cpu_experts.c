@@ -1,13 +1,15 @@
-/* A token's row goes to its experts as so many slots. Slots are sorted by expert; each expert's
- * slots are then consecutive rows, and its matrices are multiplied with them in one GEMM. What a
- * token gets is summed over its slots in the order of its choice, so that neither the sorting nor
- * the neighbours change bits. The shared expert is one more that every token goes to. */
+/* A token's row goes to its experts as so many slots. Slots are sorted by expert (and among those
+ * of one by adapter, where adapters change experts); each expert's slots are then consecutive rows,
+ * and its matrices are multiplied with them in one GEMM. What a token gets is summed over its slots
+ * in the order of its choice, so that neither the sorting nor the neighbours change bits. The
+ * shared expert is one more that every token goes to. */
 #include "src/backend_cpu_experts.h"
 
 #include <math.h>
 
 #include "io/mem.h"
 #include "io/sys.h"
+#include "src/backend_cpu_lora.h"
 #include "src/route.h"
 
 #define ITEMS_PER_WORKER 8
@@ -20,6 +22,9 @@ struct mr_cpu_experts {
   int32_t *slot_of; /* the same: where it was sorted to */
   int32_t *origin;  /* [slots] which (token, choice) lies in a slot */
   int32_t *first;   /* [n + 1] slots of expert e: first[e] .. first[e + 1] - 1 */
+  int kinds;        /* adapters and none, where they change experts; else 1 */
+  int32_t *bucket;  /* [n * kinds + 1] the same for slots of expert e and adapter a */
+  uint8_t *plain;   /* [slots] rows for the adapters' arithmetic; or NULL */
   int32_t *item;    /* [n + 1] work items before expert e */
   float *room;      /* [workers, 2n] */
   uint8_t *packed;  /* [slots] packed rows */
@@ -53,6 +58,16 @@ bool mr_cpu_experts_open(mr_cpu_experts **out, const mr_cpu *c) {
     widest = a > widest ? a : widest;
     widest = b > widest ? b : widest;
   }
+  const mr_lora *l = c->m->lora && c->m->lora->experts ? c->m->lora : NULL;
+  x->kinds = l ? l->n + 1 : 1;
+  x->bucket = mr_mem_alloc((size_t)x->n * (size_t)x->kinds + 1, sizeof *x->bucket);
+  if (l) {
+    size_t a = c->k->gemm[l->scheme].row_bytes(g->d_model);
+    size_t b = c->k->gemm[l->scheme].row_bytes(x->width);
+    x->plain = mr_mem_mul(slots, a > b ? a : b, &bytes) ? mr_mem_pages(bytes) : NULL;
+    if (!x->plain)
+      return false;
+  }
   x->chosen = mr_mem_alloc(slots, sizeof *x->chosen);
   x->weight = mr_mem_alloc(slots, sizeof *x->weight);
   x->slot_of = mr_mem_alloc(slots, sizeof *x->slot_of);
@@ -64,15 +79,15 @@ bool mr_cpu_experts_open(mr_cpu_experts **out, const mr_cpu *c) {
   x->inner[0] = mr_mem_alloc(slots, (size_t)x->width * sizeof(float));
   x->inner[1] = mr_mem_alloc(slots, (size_t)x->width * sizeof(float));
   x->y = mr_mem_alloc(slots, (size_t)g->d_model * sizeof(float));
-  return x->chosen && x->weight && x->slot_of && x->origin && x->first && x->item && x->room &&
-         x->packed && x->inner[0] && x->inner[1] && x->y;
+  return x->chosen && x->weight && x->slot_of && x->origin && x->first && x->bucket && x->item &&
+         x->room && x->packed && x->inner[0] && x->inner[1] && x->y;
 }
 
 void mr_cpu_experts_close(mr_cpu_experts *x) {
   if (!x)
     return;
-  void *all[] = {x->chosen, x->weight, x->slot_of,  x->origin,   x->first, x->item,
-                 x->room,   x->packed, x->inner[0], x->inner[1], x->y,     x};
+  void *all[] = {x->chosen, x->weight,   x->slot_of,  x->origin, x->first,  x->item,  x->room,
+                 x->packed, x->inner[0], x->inner[1], x->y,      x->bucket, x->plain, x};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     mr_mem_free(all[i]);
 }
@@ -116,23 +131,33 @@ static void route_rows(void *ctx, int item, int worker) {
   }
 }
 
-/* A counting sort of slots by expert. */
+/* Expert and adapter of slot i before it is sorted. */
+static int bucket_of(const job *j, int i) {
+  const mr_cpu_experts *x = j->x;
+  int adapter = x->kinds > 1 ? mr_cpu_lora_of(j->c->lora, i / x->each) + 1 : 0;
+  return x->chosen[i] * x->kinds + adapter;
+}
+
+/* A counting sort of slots by bucket. */
 static void sort_slots(job *j) {
   mr_cpu_experts *x = j->x;
-  for (int e = 0; e <= x->n; e++)
-    x->first[e] = 0;
+  int n = x->n * x->kinds;
+  for (int b = 0; b <= n; b++)
+    x->bucket[b] = 0;
   for (int i = 0; i < j->slots; i++)
-    x->first[x->chosen[i] + 1]++;
-  for (int e = 0; e < x->n; e++)
-    x->first[e + 1] += x->first[e];
+    x->bucket[bucket_of(j, i) + 1]++;
+  for (int b = 0; b < n; b++)
+    x->bucket[b + 1] += x->bucket[b];
   for (int i = 0; i < j->slots; i++) {
-    int32_t at = x->first[x->chosen[i]]++;
+    int32_t at = x->bucket[bucket_of(j, i)]++;
     x->slot_of[i] = at;
     x->origin[at] = i;
   }
-  for (int e = x->n; e > 0; e--)
-    x->first[e] = x->first[e - 1];
-  x->first[0] = 0;
+  for (int b = n; b > 0; b--)
+    x->bucket[b] = x->bucket[b - 1];
+  x->bucket[0] = 0;
+  for (int e = 0; e <= x->n; e++)
+    x->first[e] = x->bucket[e * x->kinds];
 }
 
 /* ------------------------------------------------------------------ the two GEMMs */
@@ -148,7 +173,19 @@ static void pack_inputs(void *ctx, int item, int worker) {
     if (g->arch.route_input && x->chosen[i] < g->n_experts)
       j->c->k->scale(line, x->weight[i], g->d_model);
     j->gemm->pack_row(x->packed + (size_t)s * j->row_bytes, line, g->d_model);
+    if (x->plain)
+      mr_cpu_lora_pack(j->c->lora, x->plain + (size_t)s * mr_cpu_lora_bytes(j->c->lora, g->d_model),
+                       line, g->d_model);
   }
+}
+
+/* Inner row s of an expert whose slots begin at `begin`; experts differ in width. */
+static uint8_t *plain_row(const job *j, size_t begin, int s) {
+  const mr_cpu_experts *x = j->x;
+  const mr_config *g = &j->c->m->c;
+  int f = x->chosen[x->origin[begin]] < g->n_experts ? g->d_expert : g->d_shared;
+  return x->plain + begin * mr_cpu_lora_bytes(j->c->lora, x->width) +
+         ((size_t)s - begin) * mr_cpu_lora_bytes(j->c->lora, f);
 }
 
 static void pack_inner(void *ctx, int item, int worker) {
@@ -164,6 +201,8 @@ static void pack_inner(void *ctx, int item, int worker) {
     size_t begin = (size_t)x->first[x->chosen[x->origin[s]]];
     j->gemm->pack_row(
         x->packed + begin * j->row_bytes + ((size_t)s - begin) * j->gemm->row_bytes(f), line, f);
+    if (x->plain)
+      mr_cpu_lora_pack(j->c->lora, plain_row(j, begin, s), line, f);
   }
 }
 
@@ -218,6 +257,36 @@ static void run_gemm(job *j, bool down) {
   s->gemm_s += mr_sys_seconds() - start;
 }
 
+/* What the adapter adds to the slots of one expert and adapter. */
+static void adapt_item(void *ctx, int item, int worker) {
+  const job *j = ctx;
+  const mr_cpu_experts *x = j->x;
+  int e = item / x->kinds, a = item % x->kinds, from = x->bucket[item];
+  mr_cpu_lora_slots s = {.rows = x->bucket[item + 1] - from, .n = j->down ? 1 : 2};
+  const mr_expert *w = &j->op->layer->experts[e];
+  if (a == 0 || s.rows == 0)
+    return;
+  s.ld = j->down ? (size_t)j->c->m->c.d_model : (size_t)x->width;
+  s.w[0] = j->down ? &w->down : &w->gate;
+  s.w[1] = &w->up;
+  s.y[0] = (j->down ? x->y : x->inner[0]) + (size_t)from * s.ld;
+  s.y[1] = x->inner[1] + (size_t)from * s.ld;
+  s.k = s.w[0]->k;
+  s.x = j->down ? plain_row(j, (size_t)x->first[e], from)
+                : x->plain + (size_t)from * mr_cpu_lora_bytes(j->c->lora, s.k);
+  for (int i = 0; i < s.n; i++)
+    s.link[i] = s.w[i]->lora ? &s.w[i]->lora[a - 1] : NULL;
+  mr_cpu_lora_slots_add(j->c, &s, worker);
+}
+
+static void adapt(job *j, bool down) {
+  double start = mr_sys_seconds();
+  j->down = down;
+  if (j->x->plain)
+    mr_pool_run(j->c->pool, adapt_item, j, j->x->n * j->x->kinds);
+  j->c->base.stats.gemm_s += mr_sys_seconds() - start;
+}
+
 static void combine_rows(void *ctx, int item, int worker) {
   const job *j = ctx;
   const mr_cpu_experts *x = j->x;
@@ -247,8 +316,10 @@ void mr_cpu_run_experts(mr_backend *b, const mr_experts *op) {
   j.row_bytes = j.gemm->row_bytes(c->m->c.d_model);
   each_chunk(&j, j.slots, pack_inputs);
   run_gemm(&j, false);
+  adapt(&j, false);
   j.row_bytes = j.gemm->row_bytes(j.x->width);
   each_chunk(&j, j.slots, pack_inner);
   run_gemm(&j, true);
+  adapt(&j, true);
   each_chunk(&j, j.tokens, combine_rows);
 }

@@ -5,9 +5,10 @@
  * workers go through different panels of the same block of rows: the block's packed rows stay in
  * each worker's L2 cache and a panel of weights is read once a block. How the work is cut changes
  * no bits: a row's sums do not depend on it. */
-#include "src/backend_cpu.h"
+#include "src/backend_cpu_lora.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "io/sys.h"
 
@@ -19,6 +20,7 @@ typedef struct job {
   mr_cpu *c;
   const mr_linear *op;
   const mr_gemm_ops *gemm;
+  const mr_cpu_lora_rows *adapted; /* or NULL */
   size_t row_bytes;
   int k, rows;
   int chunk;                    /* rows an item of the packing pass */
@@ -72,8 +74,20 @@ static void pack_rows(void *ctx, int item, int worker) {
   const job *j = ctx;
   float *line = j->c->line + (size_t)worker * j->c->line_ld;
   int stop = (item + 1) * j->chunk < j->rows ? (item + 1) * j->chunk : j->rows;
+  for (int i = item * j->chunk; i < stop; i++) {
+    const float *x = input_row(j, i, line);
+    j->gemm->pack_row(j->c->packed + (size_t)i * j->row_bytes, x, j->k);
+    mr_cpu_lora_take(j->c->lora, j->adapted, i, x, j->k);
+  }
+}
+
+static void copy_rows(void *ctx, int item, int worker) {
+  const job *j = ctx;
+  float *line = j->c->line + (size_t)worker * j->c->line_ld;
+  int stop = (item + 1) * j->chunk < j->rows ? (item + 1) * j->chunk : j->rows;
   for (int i = item * j->chunk; i < stop; i++)
-    j->gemm->pack_row(j->c->packed + (size_t)i * j->row_bytes, input_row(j, i, line), j->k);
+    memcpy(j->c->base.tap->rows + (size_t)i * (size_t)j->k, input_row(j, i, line),
+           (size_t)j->k * sizeof *line);
 }
 
 static void multiply(void *ctx, int item, int worker) {
@@ -135,9 +149,15 @@ void mr_cpu_linear(mr_backend *b, const mr_linear *op) {
     return;
   j.row_bytes = j.gemm->row_bytes(j.k);
   j.chunk = mr_cpu_chunk(c, j.rows);
+  if (b->tap) {
+    mr_pool_run(c->pool, copy_rows, &j, (j.rows + j.chunk - 1) / j.chunk);
+    b->tap->see(b->tap->ctx, op->w[0], b->tap->rows, j.rows, j.k);
+  }
+  j.adapted = mr_cpu_lora_rows_of(c->lora, op);
   mr_pool_run(c->pool, pack_rows, &j, (j.rows + j.chunk - 1) / j.chunk);
   double start = mr_sys_seconds();
   mr_pool_run(c->pool, multiply, &j, cut(&j));
   b->stats.gemm_s += mr_sys_seconds() - start;
   count(&j);
+  mr_cpu_lora_linear(c, j.adapted, op);
 }

@@ -458,7 +458,8 @@ static void read_experts(reader *r) {
 }
 
 static void read_quantization(reader *r) {
-  static const char *const known[] = {"gptq", "awq", "compressed-tensors", "fp8", NULL};
+  static const char *const known[] = {"gptq", "awq", "compressed-tensors", "fp8",
+                                      "int8-outliers", NULL};
   const json_t *q = get(r->j, "quantization_config");
   const json_t *block = get(q, "weight_block_size");
   const char *method = text(q, "quant_method");

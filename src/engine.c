@@ -20,14 +20,6 @@ static const char *const policy_names[] = {"auto", "fewer", "spill", "recompute"
 /* ---------------------------------------------------------------- the plan: sizes from options and
  * model */
 
-static mr_code check_device(const char *device, mr_err *err) {
-  if (!device || !strcmp(device, "auto") || !strcmp(device, "cpu"))
-    return MR_OK;
-  return mr_err_set(err, MR_E_UNAVAILABLE,
-                    "device %s is not usable: this build has no GPU code yet; use --device cpu",
-                    device);
-}
-
 static mr_code get_kernels(const mr_kernels **k, mr_err *err) {
   *k = mr_kernels_best();
   return *k ? MR_OK
@@ -39,11 +31,16 @@ static mr_scheme scheme_of(const mr_engine_opts *o) {
   return o->compute == MR_COMPUTE_EXACT ? MR_SCHEME_F32 : MR_SCHEME_I8;
 }
 
+/* Their arithmetic is small beside the base's: float32 in both modes. */
+static const mr_scheme lora_scheme = MR_SCHEME_F32;
+
 static int kv_type_of(const mr_engine_opts *o) {
   if (o->kv_type >= 0)
     return o->kv_type;
   const mr_kernels *k = mr_kernels_best();
-  return o->compute == MR_COMPUTE_EXACT ? MR_KV_F32 : k ? k->kv_type : MR_KV_F16;
+  if (o->compute == MR_COMPUTE_EXACT)
+    return MR_KV_F32;
+  return mr_device_is_gpu(o->device) ? MR_KV_BF16 : k ? k->kv_type : MR_KV_F16;
 }
 
 static uint64_t packed_bytes(const mr_gemm_ops *g, const mr_matrix *w) {
@@ -84,8 +81,13 @@ static mr_code plan_pages(const mr_engine_opts *o, const mr_engine_info *info, s
   return MR_OK;
 }
 
+int mr_engine_logit_rows(const mr_engine_info *info) {
+  size_t rows = LOGIT_BYTES / ((size_t)info->n_vocab * sizeof(float));
+  return rows < 1 ? 1 : rows < (size_t)info->max_step_tokens ? (int)rows : info->max_step_tokens;
+}
+
 static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model *m,
-                    mr_engine_info *info, int *pages, mr_err *err) {
+                    mr_engine_device *device, mr_engine_info *info, int *pages, mr_err *err) {
   const mr_config *c = &m->c;
   int type = kv_type_of(o);
   if (type >= MR_KV_TYPES || !mr_kv_part_bytes((mr_kv_type)type, c->head_dim))
@@ -106,7 +108,8 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
       .threads = o->threads > 0 ? o->threads : mr_pool_cpus(),
       .n_params = m->n_params,
       .weight_bytes = mr_weights_bytes(m->weights),
-      .packed_bytes = model_packed_bytes(&k->gemm[scheme_of(o)], m),
+      .packed_bytes =
+          model_packed_bytes(&k->gemm[scheme_of(o)], m) + (m->lora ? m->lora->bytes : 0),
       .kv_bytes_per_token = mr_kv_token_bytes(c, (mr_kv_type)type),
       .flops_per_prompt_token = mr_model_layer_flops(m),
       .flops_per_output_token = mr_model_layer_flops(m) + mr_model_head_flops(m),
@@ -121,20 +124,37 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
   info->max_step_tokens = o->max_step_tokens > 0 ? o->max_step_tokens : DEFAULT_STEP_TOKENS;
   if (!o->max_step_tokens && info->max_step_tokens < 2 * info->max_batch)
     info->max_step_tokens = 2 * info->max_batch; /* room for prefill beside a full batch */
-  return MR_OK;
+  return device->dev ? mr_engine_device_plan(device, o, m, info, pages, err) : MR_OK;
+}
+
+/* Checks the adapters against the model; packs them, or counts their bytes. */
+static mr_code open_adapters(mr_lora **out, const mr_engine_opts *o, mr_model *m,
+                             const mr_kernels *k, bool pack, mr_err *err) {
+  if (o->n_adapters < 1)
+    return MR_OK;
+  mr_code rc = mr_lora_new(out, m, o->n_adapters, k, lora_scheme, pack, err);
+  for (int i = 0; i < o->n_adapters && !rc; i++)
+    rc = mr_lora_add(*out, i, o->adapters[i].name, o->adapters[i].dir, err);
+  return rc;
 }
 
 mr_code mr_engine_estimate(const mr_engine_opts *opts, mr_engine_info *info, mr_err *err) {
   const mr_kernels *k;
   mr_model *m = NULL;
+  mr_engine_device device;
+  mr_lora *lora = NULL;
   int pages;
-  mr_code rc = check_device(opts->device, err);
+  mr_code rc = mr_engine_device_open(&device, opts, err);
   if (!rc)
     rc = get_kernels(&k, err);
   if (!rc)
     rc = mr_model_open(&m, opts->model_path, err);
   if (!rc)
-    rc = plan(opts, k, m, info, &pages, err);
+    rc = open_adapters(&lora, opts, m, k, false, err);
+  if (!rc)
+    rc = plan(opts, k, m, &device, info, &pages, err);
+  mr_lora_close(lora);
+  mr_engine_device_close(&device);
   mr_model_close(m); /* the architecture's name is the table's */
   return rc;
 }
@@ -190,19 +210,22 @@ static int window_of(const mr_config *c) {
 
 static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   int pages = 0;
-  mr_code rc = check_device(o->device, err);
+  mr_code rc = mr_engine_device_open(&e->device, o, err);
   if (!rc)
     rc = get_kernels(&e->k, err);
   if (!rc)
     rc = mr_model_open(&e->model, o->model_path, err);
   if (!rc)
-    rc = plan(o, e->k, e->model, &e->info, &pages, err);
+    rc = open_adapters(&e->lora, o, e->model, e->k, true, err);
+  if (!rc)
+    rc = plan(o, e->k, e->model, &e->device, &e->info, &pages, err);
   if (!rc)
     rc = make_pool(e, o, err);
-  if (!rc)
+  if (!rc && !e->device.dev)
     rc = mr_model_pack(e->model, e->k, scheme_of(o), e->pool, err);
   if (!rc)
-    rc = mr_kv_open(&e->kv, &e->model->c, (mr_kv_type)kv_type_of(o), pages, err);
+    rc = mr_kv_open_on(&e->kv, &e->model->c, (mr_kv_type)kv_type_of(o), pages,
+                       mr_engine_device_pages(&e->device), err);
   if (!rc)
     rc = mr_kvtier_open(&e->tier, e->kv, o->kv_policy, o->kv_disk, o->spill_dir, err);
   /* With LongRoPE keys differ by the prompt's length, and cannot be shared. */
@@ -213,16 +236,17 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   e->policy = o->kv_policy;
   e->saved = o->saved;
   e->window = window_of(&e->model->c);
-  e->info.packed_bytes = e->model->packed_bytes;
+  if (!e->device.dev)
+    e->info.packed_bytes = e->model->packed_bytes + (e->lora ? e->lora->bytes : 0);
   rc = mr_engine_open_store(e, o, err);
   if (rc)
     return rc;
-  size_t rows = LOGIT_BYTES / ((size_t)e->info.n_vocab * sizeof(float));
-  e->max_logits = rows < 1                                 ? 1
-                  : rows < (size_t)e->info.max_step_tokens ? (int)rows
-                                                           : e->info.max_step_tokens;
-  rc = mr_forward_open(&e->forward, e->model, e->k, e->pool, e->kv, e->info.max_step_tokens,
-                       e->max_logits, err);
+  e->max_logits = mr_engine_logit_rows(&e->info);
+  rc = e->device.dev
+           ? mr_forward_open_gpu(&e->forward, e->model, e->device.dev, e->kv, e->device.scheme,
+                                 e->info.max_step_tokens, e->max_logits, err)
+           : mr_forward_open(&e->forward, e->model, e->k, e->pool, e->kv, e->info.max_step_tokens,
+                             e->max_logits, err);
   if (!rc)
     rc = find_ends(e, err);
   return rc ? rc : make_room(e, err);
@@ -266,7 +290,9 @@ void mr_engine_close(mr_engine *e) {
   mr_mem_free(e->stored_page);
   mr_kvtier_close(e->tier);
   mr_kv_close(e->kv);
+  mr_engine_device_close(&e->device);
   mr_pool_free(e->pool);
+  mr_lora_close(e->lora);
   mr_model_close(e->model);
   mr_mem_free(e->ends);
   mr_mem_free(e->runs);

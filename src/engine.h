@@ -26,9 +26,14 @@ typedef struct mr_engine mr_engine;
 
 typedef enum mr_compute { MR_COMPUTE_FAST, MR_COMPUTE_EXACT } mr_compute;
 
+typedef struct mr_adapter {
+  const char *name, *dir; /* of a PEFT adapter (lora.h); borrowed */
+} mr_adapter;
+
 typedef struct mr_engine_opts {
   const char *model_path;
-  const char *device; /* "auto", "cpu"; others: MR_E_UNAVAILABLE with the reason */
+  const char *device;     /* a name of device.h, "auto" or "cpu" (the same for now) */
+  uint64_t device_memory; /* bytes of it that are taken; 0: nine tenths of what is free */
   mr_compute compute;
   int threads; /* 0: as many as the process may use */
   bool pin;
@@ -38,19 +43,21 @@ typedef struct mr_engine_opts {
   uint64_t kv_disk;      /* bytes of keys and values that may be put away on disk; 0: none */
   const char *spill_dir; /* where; NULL: /var/tmp */
   mr_kv_policy kv_policy;
-  int kv_type;                 /* mr_kv_type, or -1: f32 in exact mode, else 16 bits */
-  int context;                 /* 0: the model's; lower: caps it */
+  int kv_type;                /* mr_kv_type, or -1: f32 in exact mode, else 16 bits */
+  int context;                /* 0: the model's; lower: caps it */
+  const mr_adapter *adapters; /* n_adapters */
+  int n_adapters;
   bool no_prefix_sharing;      /* compute every prompt by itself; the results are the same */
   const char *prefix_cache;    /* directory of shared prefixes that outlast the run, or NULL */
   uint64_t prefix_cache_bytes; /* kept there */
-  const char *model_digest;    /* with prefix_cache: of the model and its adapter */
+  const char *model_digest;    /* with prefix_cache: of the model */
   mr_saved *saved;             /* what a run before left of its rows, or NULL; borrowed */
 } mr_engine_opts;
 
 typedef struct mr_engine_info {
   const char *arch, *isa, *scheme, *kv_type, *device, *kv_policy;
   int context, n_vocab, max_batch, max_step_tokens, threads;
-  uint64_t n_params, weight_bytes, packed_bytes;
+  uint64_t n_params, weight_bytes, packed_bytes;     /* packed: with the adapters */
   uint64_t kv_bytes_per_token, kv_memory, kv_tokens; /* budget in bytes and in tokens */
   double flops_per_prompt_token, flops_per_output_token;
   double load_s;
@@ -65,6 +72,7 @@ typedef struct mr_request { /* everything is copied by admit */
   mr_task task;
   const int32_t *prompt; /* n_prompt >= 1 ids */
   int n_prompt;
+  int adapter;          /* 0: the base alone; i + 1: opts.adapters[i] */
   mr_sampling sampling; /* max_tokens clamped: n_prompt + max_tokens <= context; -1: up to it */
   /* SCORE: n_cont continuations, concatenated; lengths >= 1 each */
   const int32_t *cont;

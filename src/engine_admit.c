@@ -63,6 +63,9 @@ static mr_code check(const mr_engine *e, const mr_request *r, mr_err *err) {
   if (r->n_prompt > e->info.context)
     return mr_err_set(err, MR_E_DATA, "the prompt has %d tokens, %d more than the context of %d",
                       r->n_prompt, r->n_prompt - e->info.context, e->info.context);
+  if (r->adapter < 0 || r->adapter > (e->lora ? e->lora->n : 0))
+    return mr_err_set(err, MR_E_INTERNAL, "a request names adapter %d of %d", r->adapter,
+                      e->lora ? e->lora->n : 0);
   if (p->n_bias < 0 || p->n_stop_ids < 0 || p->n_stop < 0)
     return mr_err_set(err, MR_E_INTERNAL, "a request with a negative count");
   if (p->logprobs > MR_TOP_LOGPROBS_MAX || p->prompt_logprobs > MR_TOP_LOGPROBS_MAX)
@@ -270,7 +273,7 @@ static int held_by_others(const mr_engine *e, const mr_request *r) {
   if (!shares(e, r))
     return e->prefix ? mr_prefix_held(e->prefix) : 0;
   int n = chain_blocks(r);
-  return mr_prefix_held(e->prefix) - (n - mr_prefix_unheld(e->prefix, r->prompt, n));
+  return mr_prefix_held(e->prefix) - (n - mr_prefix_unheld(e->prefix, r->adapter, r->prompt, n));
 }
 
 static mr_code has_room(const mr_engine *e, const mr_request *r, int n_seqs, mr_err *err) {

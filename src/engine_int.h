@@ -21,7 +21,9 @@
 
 #include "kernels/pool.h"
 #include "src/engine.h"
+#include "src/engine_device.h"
 #include "src/forward.h"
+#include "src/lora.h"
 #include "src/prefix.h"
 #include "src/prefixstore.h"
 #include "src/sequence.h"
@@ -80,8 +82,10 @@ typedef struct mr_run_owner {
 struct mr_engine {
   mr_engine_info info;
   mr_model *model;
+  mr_lora *lora; /* its adapters; NULL: none */
   const mr_kernels *k;
   mr_pool *pool;
+  mr_engine_device device;
   mr_kv *kv;
   mr_prefix *prefix;     /* NULL: no sharing */
   mr_prefixstore *store; /* NULL: nothing outlasts the run */

@@ -57,7 +57,7 @@ mr_code mr_flight_join(mr_engine *e, mr_flight *f, mr_err *err) {
     return mr_err_set(err, MR_E_NOMEM, "out of memory for a request");
   mr_code rc = mr_prefix_room(e->prefix, f->n_chain, err);
   if (!rc)
-    mr_prefix_acquire(e->prefix, f->r.prompt, f->n_chain, f->chain);
+    mr_prefix_acquire(e->prefix, f->r.adapter, f->r.prompt, f->n_chain, f->chain);
   return rc;
 }
 
@@ -82,19 +82,26 @@ static void share_partial(mr_engine *e, mr_flight *f, int block) {
   if (f->partial_at == block || f->spilled)
     return;
   f->partial_at = block;
-  int n =
-      mr_prefix_partial(e->prefix, parent, f->r.prompt + f->fed, f->r.n_prompt - 1 - f->fed, &page);
+  int n = mr_prefix_partial(e->prefix, f->r.adapter, parent, f->r.prompt + f->fed,
+                            f->r.n_prompt - 1 - f->fed, &page);
   if (n >= PARTIAL_MIN)
     take_shared(e, f, page, n);
 }
 
 /* ---------------------------------------------------------------- prefixes of earlier runs */
 
-static bool keep(void *ctx, const int32_t *tokens, int n, int32_t page) {
+/* What pages of an adapter are kept under. */
+static uint64_t tree_key(const mr_engine *e, int tree) {
+  return tree ? e->lora->keys[tree - 1] : 0;
+}
+
+static bool keep(void *ctx, int tree, const int32_t *tokens, int n, int32_t page) {
   mr_engine *e = ctx;
   if (e->keep_until_s > 0 && mr_sys_seconds() > e->keep_until_s)
     return false;
-  mr_prefixstore_put(e->store, tokens, n, mr_kv_page(e->kv, page));
+  const void *bytes = mr_kv_view(e->kv, page, e->stored_page);
+  if (bytes)
+    mr_prefixstore_put(e->store, tree_key(e, tree), tokens, n, bytes);
   return true;
 }
 
@@ -126,11 +133,12 @@ void mr_engine_keep_prefixes(mr_engine *e, double seconds) {
 static bool take_stored(mr_engine *e, mr_flight *f, int block) {
   mr_kv_seq *kv = &f->seqs[0].kv;
   if (!e->store || f->spilled || !mr_prefix_first_look(e->prefix, f->chain[block]) ||
-      !mr_prefixstore_get(e->store, f->r.prompt, (block + 1) * MR_KV_BLOCK, e->stored_page) ||
+      !mr_prefixstore_get(e->store, tree_key(e, f->r.adapter), f->r.prompt,
+                          (block + 1) * MR_KV_BLOCK, e->stored_page) ||
       !mr_flight_make_room(e, f, mr_kv_seq_wants(e->kv, kv, MR_KV_BLOCK)) ||
-      mr_kv_seq_reserve(e->kv, kv, MR_KV_BLOCK))
-    return false;
-  memcpy(mr_kv_page(e->kv, kv->pages[block]), e->stored_page, mr_kv_size_of_page(e->kv));
+      mr_kv_seq_reserve(e->kv, kv, MR_KV_BLOCK) ||
+      mr_kv_write(e->kv, kv->pages[block], e->stored_page))
+    return false; /* what was reserved is used by the tokens that are computed then */
   kv->len += MR_KV_BLOCK;
   f->fed += MR_KV_BLOCK;
   mr_flight_publish(e, f, f->fed - MR_KV_BLOCK);

@@ -114,7 +114,7 @@ void mr_flight_park(mr_engine *e, mr_flight *f) {
 
 static void activate(mr_engine *e, mr_flight *f) {
   if (f->n_chain)
-    mr_prefix_acquire(e->prefix, f->r.prompt, f->n_chain, f->chain);
+    mr_prefix_acquire(e->prefix, f->r.adapter, f->r.prompt, f->n_chain, f->chain);
   e->pages_reserved += mr_flight_reserved(f);
   f->state = MR_FLIGHT_ACTIVE;
   e->n_parked--;

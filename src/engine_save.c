@@ -19,14 +19,16 @@ uint64_t mr_engine_layout(const mr_engine *e) {
 static uint64_t digest_of(const mr_request *r) {
   struct {
     uint64_t prompt, row_key, seed;
-    int32_t n_prompt, max_tokens, n, logprobs;
+    int32_t n_prompt, max_tokens, n, logprobs, adapter, none;
   } key = {mr_hash_64(r->prompt, (size_t)r->n_prompt * sizeof *r->prompt),
            r->row_key,
            r->sampling.seed,
            r->n_prompt,
            r->sampling.max_tokens,
            r->sampling.n,
-           r->sampling.logprobs};
+           r->sampling.logprobs,
+           r->adapter,
+           0};
   return mr_hash_64(&key, sizeof key);
 }
 
@@ -129,7 +131,10 @@ static bool save_page(save *v, int32_t page) {
     return false;
   mr_saved_page *k = &v->known[page];
   if (k->at == 0) {
-    *k = mr_saver_page(v->w, mr_kv_page(v->e->kv, page));
+    const void *bytes = mr_kv_view(v->e->kv, page, v->buf);
+    if (!bytes)
+      return false;
+    *k = mr_saver_page(v->w, bytes);
     k->at++; /* one that found no room is tried again */
   }
   return add_page(v, (mr_saved_page){k->at - 1, k->check});
@@ -149,7 +154,7 @@ static bool save_common(save *v, mr_flight *f) {
   bool ok = n <= f->n_chain;
   if (n == 0 || !ok)
     return ok;
-  mr_prefix_acquire(v->e->prefix, f->r.prompt, f->n_chain, f->chain);
+  mr_prefix_acquire(v->e->prefix, f->r.adapter, f->r.prompt, f->n_chain, f->chain);
   for (int i = 0; i < n && ok; i++)
     ok = save_page(v, mr_prefix_page(v->e->prefix, f->chain[i]));
   mr_prefix_release(v->e->prefix, f->chain, f->n_chain, f->age);

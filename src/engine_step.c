@@ -36,6 +36,7 @@ static mr_code add_run(mr_engine *e, mr_flight *f, mr_sequence *s, const int32_t
   e->runs[e->n_runs] = (mr_run){.seq = kv,
                                 .tokens = tokens,
                                 .n = n,
+                                .adapter = f->r.adapter,
                                 .want = want == WANT_ALL ? e->ones : NULL,
                                 .no_logits = want == WANT_NONE};
   e->owners[e->n_runs].f = f;

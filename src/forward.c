@@ -1,8 +1,10 @@
 #include "src/forward.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "io/mem.h"
+#include "src/lora.h"
 
 struct mr_forward {
   const mr_model *m;
@@ -22,7 +24,17 @@ struct mr_forward {
 /* ------------------------------------------------------------------ open and close */
 
 static bool fits(const mr_matrix *w, int n, int k) {
-  return w->packed && w->n == n && w->k == k;
+  return w->n == n && w->k == k && w->dtype >= 0;
+}
+
+static bool all_packed(const mr_model *m) {
+  for (int i = 0; i < m->c.n_layers; i++)
+    for (int j = 0; j < mr_layer_matrices(m, &m->layers[i]); j++) {
+      const mr_matrix *w = mr_layer_matrix(&m->layers[i], j);
+      if (w->n > 0 && !w->packed)
+        return false;
+    }
+  return m->head.packed;
 }
 
 static bool experts_fit(const mr_model *m, const mr_layer *l) {
@@ -58,9 +70,7 @@ static mr_code check_model(const mr_model *m, mr_err *err) {
             fits(&m->head, c->n_vocab, c->d_model);
   for (int i = 0; ok && i < c->n_layers; i++)
     ok = layer_fits(m, &m->layers[i]);
-  return ok ? MR_OK
-            : mr_err_set(err, MR_E_INTERNAL,
-                         "the model's matrices are not packed or do not fit together");
+  return ok ? MR_OK : mr_err_set(err, MR_E_INTERNAL, "the model's matrices do not fit together");
 }
 
 /* ALiBi (Press et al. 2022): a geometric series over the heads; those beyond a power of two take
@@ -84,34 +94,55 @@ static bool make_slopes(mr_forward *f) {
   return true;
 }
 
-static bool take_buffers(mr_forward *f) {
-  const mr_config *c = &f->m->c;
+#define BUFFERS 10 /* of max_tokens rows */
+
+typedef struct want {
+  mr_buf **buf;
+  bool needed;
+  int cols;
+} want;
+
+static void list_buffers(mr_forward *f, const mr_model *m, want *all) {
+  const mr_config *c = &m->c;
   int q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
   bool branch = c->arch.post_norms || c->residual_scale != 1 || c->n_experts > 0;
-  const struct want {
-    mr_buf **buf;
-    bool needed;
-    int rows, cols;
-  } all[] = {{&f->x, true, f->max_tokens, c->d_model},
-             {&f->t, branch, f->max_tokens, c->d_model},
-             {&f->q, true, f->max_tokens, q},
-             {&f->k, true, f->max_tokens, kv},
-             {&f->v, !c->arch.mla, f->max_tokens, kv},
-             {&f->low, c->q_lora > 0, f->max_tokens, c->q_lora},
-             {&f->scores, c->n_experts > 0, f->max_tokens, c->n_experts},
-             {&f->a, true, f->max_tokens, q},
-             {&f->gate, c->arch.gated, f->max_tokens, c->d_ff},
-             {&f->up, true, f->max_tokens, c->d_ff},
-             {&f->logits, true, f->max_logits, c->n_vocab}};
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-    if (all[i].needed && !(*all[i].buf = f->dev->ops->buf_new(f->dev, all[i].rows, all[i].cols)))
-      return false;
-  f->wanted = mr_mem_alloc((size_t)f->max_logits, sizeof *f->wanted);
-  return f->wanted && make_slopes(f);
+  const want list[BUFFERS] = {{&f->x, true, c->d_model},
+                              {&f->t, branch, c->d_model},
+                              {&f->q, true, q},
+                              {&f->k, true, kv},
+                              {&f->v, !c->arch.mla, kv},
+                              {&f->low, c->q_lora > 0, c->q_lora},
+                              {&f->scores, c->n_experts > 0, c->n_experts},
+                              {&f->a, true, q},
+                              {&f->gate, c->arch.gated, c->d_ff},
+                              {&f->up, true, c->d_ff}};
+  memcpy(all, list, sizeof list);
 }
 
-mr_code mr_forward_open(mr_forward **out, const mr_model *m, const mr_kernels *k, mr_pool *pool,
-                        mr_kv *kv, int max_tokens, int max_logits, mr_err *err) {
+size_t mr_forward_columns(const mr_model *m) {
+  mr_forward f;
+  want all[BUFFERS];
+  size_t n = 0;
+  list_buffers(&f, m, all);
+  for (int i = 0; i < BUFFERS; i++)
+    if (all[i].needed)
+      n += ((size_t)all[i].cols + 15) & ~(size_t)15;
+  return n;
+}
+
+static bool take_buffers(mr_forward *f) {
+  want all[BUFFERS];
+  list_buffers(f, f->m, all);
+  for (int i = 0; i < BUFFERS; i++)
+    if (all[i].needed && !(*all[i].buf = f->dev->ops->buf_new(f->dev, f->max_tokens, all[i].cols)))
+      return false;
+  f->logits = f->dev->ops->buf_new(f->dev, f->max_logits, f->m->c.n_vocab);
+  f->wanted = mr_mem_alloc((size_t)f->max_logits, sizeof *f->wanted);
+  return f->logits && f->wanted && make_slopes(f);
+}
+
+static mr_code new_forward(mr_forward **out, const mr_model *m, int max_tokens, int max_logits,
+                           mr_err *err) {
   mr_code rc = check_model(m, err);
   if (rc)
     return rc;
@@ -121,16 +152,43 @@ mr_code mr_forward_open(mr_forward **out, const mr_model *m, const mr_kernels *k
   f->m = m;
   f->max_tokens = max_tokens;
   f->max_logits = max_logits;
-  rc = mr_backend_cpu_open(&f->dev, m, k, pool, kv, max_tokens, max_logits, err);
+  *out = f;
+  return MR_OK;
+}
+
+/* rc: of opening f->dev. */
+static mr_code finish_open(mr_forward **out, mr_forward *f, mr_code rc, mr_err *err) {
   if (!rc && !take_buffers(f))
     rc = mr_err_set(err, MR_E_NOMEM, "out of memory for steps of %d tokens and %d rows of logits",
-                    max_tokens, max_logits);
+                    f->max_tokens, f->max_logits);
   if (rc) {
     mr_forward_close(f);
     return rc;
   }
   *out = f;
   return MR_OK;
+}
+
+mr_code mr_forward_open(mr_forward **out, const mr_model *m, const mr_kernels *k, mr_pool *pool,
+                        mr_kv *kv, int max_tokens, int max_logits, mr_err *err) {
+  mr_forward *f;
+  if (!all_packed(m))
+    return mr_err_set(err, MR_E_INTERNAL, "the model's matrices are not packed");
+  mr_code rc = new_forward(&f, m, max_tokens, max_logits, err);
+  if (rc)
+    return rc;
+  rc = mr_backend_cpu_open(&f->dev, m, k, pool, kv, max_tokens, max_logits, err);
+  return finish_open(out, f, rc, err);
+}
+
+mr_code mr_forward_open_gpu(mr_forward **out, const mr_model *m, mr_device *dev, mr_kv *kv,
+                            mr_gpu_scheme scheme, int max_tokens, int max_logits, mr_err *err) {
+  mr_forward *f;
+  mr_code rc = new_forward(&f, m, max_tokens, max_logits, err);
+  if (rc)
+    return rc;
+  rc = mr_backend_gpu_open(&f->dev, m, dev, kv, scheme, max_tokens, max_logits, err);
+  return finish_open(out, f, rc, err);
 }
 
 void mr_forward_close(mr_forward *f) {
@@ -147,6 +205,10 @@ void mr_forward_close(mr_forward *f) {
   mr_mem_free(f);
 }
 
+void mr_forward_tap(mr_forward *f, const mr_tap *tap) {
+  f->dev->tap = tap;
+}
+
 /* ------------------------------------------------------------------ checks of a step */
 
 /* Nothing that a device indexes with may lie outside: positions, pages, token ids. */
@@ -161,6 +223,9 @@ static mr_code check_run(const mr_forward *f, const mr_run *r, int at, mr_err *e
   if ((int64_t)r->seq->len + r->n > (int64_t)r->seq->n_pages * MR_KV_BLOCK)
     return mr_err_set(err, MR_E_INTERNAL, "run %d of the step has no room reserved for %d tokens",
                       at, r->n);
+  if (r->adapter < 0 || r->adapter > (f->m->lora ? f->m->lora->n : 0))
+    return mr_err_set(err, MR_E_INTERNAL, "run %d of the step names adapter %d of %d", at,
+                      r->adapter, f->m->lora ? f->m->lora->n : 0);
   for (int i = 0; i < r->n; i++)
     if (r->tokens[i] < 0 || r->tokens[i] >= f->m->c.n_vocab)
       return mr_err_set(err, MR_E_DATA, "token id %d is outside the vocabulary of %d",

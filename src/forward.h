@@ -9,13 +9,21 @@
 #define MR_SRC_FORWARD_H
 
 #include "src/backend.h" /* mr_run, mr_step_stats */
+#include "src/backend_gpu.h"
 
 /* Activations and scratch for steps of up to max_tokens. */
 typedef struct mr_forward mr_forward;
 
 mr_code mr_forward_open(mr_forward **out, const mr_model *m, const mr_kernels *k, mr_pool *pool,
                         mr_kv *kv, int max_tokens, int max_logits, mr_err *err);
+/* The same on a GPU; the matrices need not be packed. Columns: of its buffers of max_tokens rows,
+ * in floats. */
+mr_code mr_forward_open_gpu(mr_forward **out, const mr_model *m, mr_device *dev, mr_kv *kv,
+                            mr_gpu_scheme scheme, int max_tokens, int max_logits, mr_err *err);
+size_t mr_forward_columns(const mr_model *m);
 void mr_forward_close(mr_forward *f);
+/* From now on; NULL: nobody. tap->rows has room for max_tokens rows. */
+void mr_forward_tap(mr_forward *f, const mr_tap *tap);
 
 /* Runs the step. Logits of the wanted tokens, in run and token order, are at
  * mr_forward_logits(f, i), i counting from 0, valid until the next step; softcap and logit scale

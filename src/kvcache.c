@@ -11,7 +11,8 @@
  * 3. pages[i] == -1 and at[i] == NULL for i < n_dropped, and nowhere else below n_pages;
  *    n_dropped * MR_KV_BLOCK <= len, so what is written next is never in a dropped page. */
 struct mr_kv {
-  uint8_t *pool; /* [n_pages, page_bytes] */
+  const mr_kv_memory *memory; /* NULL: the host's */
+  uint8_t *pool;              /* [n_pages, page_bytes] */
   size_t page_bytes, layer_bytes;
   mr_kv_type type;
   int n_pages, n_free;
@@ -36,6 +37,11 @@ static int pages_for(int64_t tokens) {
 }
 
 mr_code mr_kv_open(mr_kv **out, const mr_config *c, mr_kv_type type, int n_pages, mr_err *err) {
+  return mr_kv_open_on(out, c, type, n_pages, NULL, err);
+}
+
+mr_code mr_kv_open_on(mr_kv **out, const mr_config *c, mr_kv_type type, int n_pages,
+                      const mr_kv_memory *memory, mr_err *err) {
   size_t bytes;
   size_t page = mr_kv_page_bytes(c, type);
   if (n_pages < 1 || page == 0 || !mr_mem_mul((size_t)n_pages, page, &bytes))
@@ -44,7 +50,8 @@ mr_code mr_kv_open(mr_kv **out, const mr_config *c, mr_kv_type type, int n_pages
   mr_kv *kv = mr_mem_alloc(1, sizeof *kv);
   if (!kv)
     return mr_err_set(err, MR_E_NOMEM, "out of memory for the KV cache");
-  kv->pool = mr_mem_pages(bytes);
+  kv->memory = memory;
+  kv->pool = memory ? memory->take(memory->ctx, bytes) : mr_mem_pages(bytes);
   kv->free = mr_mem_alloc((size_t)n_pages, sizeof *kv->free);
   kv->refs = mr_mem_alloc((size_t)n_pages, sizeof *kv->refs);
   if (!kv->pool || !kv->free || !kv->refs) {
@@ -66,7 +73,8 @@ mr_code mr_kv_open(mr_kv **out, const mr_config *c, mr_kv_type type, int n_pages
 void mr_kv_close(mr_kv *kv) {
   if (!kv)
     return;
-  mr_mem_free(kv->pool);
+  if (!kv->memory)
+    mr_mem_free(kv->pool);
   mr_mem_free(kv->free);
   mr_mem_free(kv->refs);
   mr_mem_free(kv);
@@ -90,6 +98,32 @@ size_t mr_kv_size_of_page(const mr_kv *kv) {
 
 uint8_t *mr_kv_page(const mr_kv *kv, int32_t page) {
   return page < 0 ? NULL : kv->pool + (size_t)page * kv->page_bytes;
+}
+
+bool mr_kv_on_device(const mr_kv *kv) {
+  return kv->memory != NULL;
+}
+
+const void *mr_kv_view(const mr_kv *kv, int32_t page, void *room) {
+  const uint8_t *at = mr_kv_page(kv, page);
+  if (!kv->memory)
+    return at;
+  return kv->memory->to_host(kv->memory->ctx, room, at, kv->page_bytes) ? NULL : room;
+}
+
+mr_code mr_kv_write(const mr_kv *kv, int32_t page, const void *from) {
+  if (kv->memory)
+    return kv->memory->from_host(kv->memory->ctx, mr_kv_page(kv, page), from, kv->page_bytes);
+  memcpy(mr_kv_page(kv, page), from, kv->page_bytes);
+  return MR_OK;
+}
+
+/* A device that cannot copy is lost, and the next step says so. */
+static void copy_page(const mr_kv *kv, int32_t to, int32_t from) {
+  if (kv->memory)
+    kv->memory->copy(kv->memory->ctx, mr_kv_page(kv, to), mr_kv_page(kv, from), kv->page_bytes);
+  else
+    memcpy(mr_kv_page(kv, to), mr_kv_page(kv, from), kv->page_bytes);
 }
 
 static int32_t take(mr_kv *kv) {
@@ -145,7 +179,7 @@ static void own(mr_kv *kv, mr_kv_seq *s, int i) {
     return;
   int32_t fresh = take(kv);
   if (i * MR_KV_BLOCK < s->len)
-    memcpy(mr_kv_page(kv, fresh), mr_kv_page(kv, old), kv->page_bytes);
+    copy_page(kv, fresh, old);
   give(kv, old);
   set(kv, s, i, fresh);
 }

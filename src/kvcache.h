@@ -10,6 +10,7 @@
 #ifndef MR_SRC_KVCACHE_H
 #define MR_SRC_KVCACHE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "io/err.h"
@@ -30,15 +31,33 @@ typedef struct mr_kv_seq { /* block table of one sequence; pages[i] holds positi
 size_t mr_kv_page_bytes(const mr_config *c, mr_kv_type type);
 size_t mr_kv_token_bytes(const mr_config *c, mr_kv_type type); /* a page's share */
 
-/* n_pages pages in one allocation. */
+/* Where pages lie, if not in the host's memory: addresses of pages then belong to a device, and
+ * only these calls read or write them. Each copies a page's bytes and waits for it. */
+typedef struct mr_kv_memory {
+  void *ctx;
+  void *(*take)(void *ctx, size_t bytes); /* for as long as ctx lives; NULL: no room */
+  mr_code (*copy)(void *ctx, void *dst, const void *src, size_t bytes);
+  mr_code (*to_host)(void *ctx, void *dst, const void *src, size_t bytes);
+  mr_code (*from_host)(void *ctx, void *dst, const void *src, size_t bytes);
+} mr_kv_memory;
+
+/* n_pages pages in one allocation. memory: borrowed; NULL: the host's. */
 mr_code mr_kv_open(mr_kv **out, const mr_config *c, mr_kv_type type, int n_pages, mr_err *err);
+mr_code mr_kv_open_on(mr_kv **out, const mr_config *c, mr_kv_type type, int n_pages,
+                      const mr_kv_memory *memory, mr_err *err);
 void mr_kv_close(mr_kv *kv);
 int mr_kv_free_pages(const mr_kv *kv);
 int mr_kv_total_pages(const mr_kv *kv);
 mr_kv_type mr_kv_type_of(const mr_kv *kv);
 size_t mr_kv_layer_bytes(const mr_kv *kv);
-size_t mr_kv_size_of_page(const mr_kv *kv); /* bytes */
-uint8_t *mr_kv_page(const mr_kv *kv, int32_t page);
+size_t mr_kv_size_of_page(const mr_kv *kv);         /* bytes */
+uint8_t *mr_kv_page(const mr_kv *kv, int32_t page); /* its address, a device's or the host's */
+bool mr_kv_on_device(const mr_kv *kv);
+/* A page's bytes on the host: where they are, or copied into room (page bytes); NULL: the device
+ * could not. */
+const void *mr_kv_view(const mr_kv *kv, int32_t page, void *room);
+/* Bytes of the host's memory into a page. MR_OK, or the device's error. */
+mr_code mr_kv_write(const mr_kv *kv, int32_t page, const void *from);
 
 /* A holder beside the block tables (the prefix tree): the page stays until it is dropped. */
 void mr_kv_page_hold(mr_kv *kv, int32_t page);

@@ -11,6 +11,7 @@ struct mr_kvtier {
   mr_kv *kv;
   mr_spill *spill; /* NULL: no disk */
   mr_kv_policy policy;
+  uint8_t *page; /* a device's page on its way to the disk; NULL: pages are the host's; owned */
   uint64_t saved_bytes; /* read of a run before */
 };
 
@@ -29,6 +30,8 @@ mr_code mr_kvtier_open(mr_kvtier **out, mr_kv *kv, mr_kv_policy policy, uint64_t
   mr_code rc = disk && disk_bytes >= page
                    ? mr_spill_open(&t->spill, dir ? dir : DEFAULT_DIR, page, disk_bytes, err)
                    : MR_OK;
+  if (!rc && mr_kv_on_device(kv) && !(t->page = mr_mem_pages(page)))
+    rc = mr_err_set(err, MR_E_NOMEM, "out of memory for spilling");
   if (rc)
     mr_kvtier_close(t);
   else
@@ -40,6 +43,7 @@ void mr_kvtier_close(mr_kvtier *t) {
   if (!t)
     return;
   mr_spill_close(t->spill);
+  mr_mem_free(t->page);
   mr_mem_free(t);
 }
 
@@ -66,6 +70,12 @@ bool mr_kvtier_spills(const mr_kvtier *t, int pages, int64_t tokens, double toke
 
 /* ---------------------------------------------------------------- to disk and back */
 
+/* The slot of a page, or -1. */
+static int put_page(mr_kvtier *t, const mr_kv_seq *s, int i) {
+  const void *bytes = mr_kv_view(t->kv, s->pages[i], t->page);
+  return bytes ? mr_spill_put(t->spill, bytes) : -1;
+}
+
 bool mr_kvtier_park(mr_kvtier *t, const mr_kv_seq *s, int first, int end, int len, mr_parked *p) {
   int n = end - first;
   *p = (mr_parked){.first = first, .len = len};
@@ -75,7 +85,7 @@ bool mr_kvtier_park(mr_kvtier *t, const mr_kv_seq *s, int first, int end, int le
   if (!p->slots)
     return false;
   for (; p->n < n; p->n++) {
-    p->slots[p->n] = mr_spill_put(t->spill, s->at[first + p->n]);
+    p->slots[p->n] = put_page(t, s, first + p->n);
     if (p->slots[p->n] >= 0)
       continue;
     mr_kvtier_forget(t, p);
@@ -84,13 +94,35 @@ bool mr_kvtier_park(mr_kvtier *t, const mr_kv_seq *s, int first, int end, int le
   return true;
 }
 
+/* Where a page from the disk goes: into its place, or for a device beside, until it is all there.
+ */
+static uint8_t *landing(const mr_kvtier *t, mr_parked *p, int at, int32_t page) {
+  if (!t->page)
+    return mr_kv_page(t->kv, page);
+  p->to[at] = page;
+  return p->room + (size_t)at * mr_kv_size_of_page(t->kv);
+}
+
+static bool take_room(const mr_kvtier *t, mr_parked *p) {
+  size_t bytes;
+  if (!t->page || !p->n)
+    return true;
+  if (mr_mem_mul((size_t)p->n, mr_kv_size_of_page(t->kv), &bytes))
+    p->room = mr_mem_pages(bytes);
+  p->to = mr_mem_alloc((size_t)p->n, sizeof *p->to);
+  p->lost = !p->room || !p->to;
+  return !p->lost;
+}
+
 /* At once: it happens at the start of a run, and the file was written lately. */
 static void fetch_saved(mr_kvtier *t, mr_parked *p, const mr_kv_seq *s, int from) {
   for (int i = 0; i < p->n && !p->lost; i++) {
     int page = p->first + i;
     if (page < from || page >= s->n_pages)
       continue;
-    p->lost = !mr_saved_read(p->saved, &p->pages[i], mr_kv_page(t->kv, s->pages[page]));
+    uint8_t *to = t->page ? t->page : mr_kv_page(t->kv, s->pages[page]);
+    p->lost = !mr_saved_read(p->saved, &p->pages[i], to) ||
+              (t->page && mr_kv_write(t->kv, s->pages[page], to));
     t->saved_bytes += mr_kv_size_of_page(t->kv);
   }
   p->n = 0;
@@ -102,13 +134,15 @@ void mr_kvtier_fetch(mr_kvtier *t, mr_parked *p, const mr_kv_seq *s, int from) {
     fetch_saved(t, p, s, from);
     return;
   }
+  if (!take_room(t, p))
+    return;
   for (int i = 0; i < p->n; i++) {
     int page = p->first + i;
     if (page < from || page >= s->n_pages) {
       mr_spill_drop(t->spill, p->slots[i]);
       continue;
     }
-    mr_spill_get(t->spill, p->slots[i], mr_kv_page(t->kv, s->pages[page]));
+    mr_spill_get(t->spill, p->slots[i], landing(t, p, kept, s->pages[page]));
     p->slots[kept++] = p->slots[i];
   }
   p->first = p->first > from ? p->first : from;
@@ -117,13 +151,16 @@ void mr_kvtier_fetch(mr_kvtier *t, mr_parked *p, const mr_kv_seq *s, int from) {
 
 mr_code mr_kvtier_fetched(mr_kvtier *t, mr_parked *p) {
   mr_code rc = p->lost ? MR_E_IO : MR_OK;
-  for (int i = 0; i < p->n; i++) {
+  for (int i = 0; i < p->n && !p->lost; i++) {
     mr_spill_status state = mr_spill_state(t->spill, p->slots[i]);
     if (state == MR_SPILL_READING)
       return MR_E_AGAIN;
     if (state != MR_SPILL_READY)
       rc = MR_E_IO;
   }
+  for (int i = 0; i < p->n && !rc && p->room; i++)
+    if (mr_kv_write(t->kv, p->to[i], p->room + (size_t)i * mr_kv_size_of_page(t->kv)))
+      rc = MR_E_IO;
   mr_kvtier_forget(t, p);
   return rc;
 }
@@ -141,6 +178,8 @@ void mr_kvtier_forget(mr_kvtier *t, mr_parked *p) {
   for (int i = 0; i < p->n && !p->saved; i++)
     mr_spill_drop(t->spill, p->slots[i]);
   mr_mem_free(p->slots);
+  mr_mem_free(p->room);
+  mr_mem_free(p->to);
   *p = (mr_parked){0};
 }
 

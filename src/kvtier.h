@@ -35,6 +35,9 @@ typedef struct mr_parked { /* pages first .. first + n - 1 of a sequence; zeroed
   int first, n;
   int len; /* tokens up to their end */
   bool lost;
+  /* while they are fetched for a device: what comes from the disk, and the pages it is for */
+  uint8_t *room; /* [n] pages; owned */
+  int32_t *to;   /* [n]; owned */
 } mr_parked;
 
 typedef struct mr_kvtier_stats {

@@ -53,6 +53,8 @@ static void scaled_row(const mr_quant *q, int64_t r, float *dst) {
   const float *s = q->scales + r / q->block_n * q->cols;
   for (int i = 0; i < q->k; i++)
     dst[i] *= s[i / q->block_k];
+  for (int i = 0; i < q->n_outliers; i++)
+    dst[word(q->outlier_columns, i)] = q->outliers[r * q->n_outliers + i];
 }
 
 void mr_quant_row(const mr_quant *q, int64_t r, float *dst) {
@@ -72,9 +74,13 @@ void mr_quant_row(const mr_quant *q, int64_t r, float *dst) {
   }
 }
 
+int64_t mr_matrix_source(const mr_matrix *w, int64_t row) {
+  return w->first + (w->group ? row / w->group * w->stride + row % w->group : row);
+}
+
 void mr_matrix_row(const mr_matrix *w, int64_t row, float *dst) {
   const mr_dtype_info *type = mr_dtype_get(w->dtype);
-  int64_t r = w->first + (w->group ? row / w->group * w->stride + row % w->group : row);
+  int64_t r = mr_matrix_source(w, row);
   if (w->columns)
     for (int i = 0; i < w->k; i++)
       type->to_f32(dst + i,

@@ -27,6 +27,10 @@ struct mr_quant {
   const float *scales;  /* GPTQ, AWQ [groups, n]; PACKED [n, groups]; SCALED [rows, cols] */
   int rows, cols;       /* of the scales */
   int block_n, block_k; /* SCALED: rows and values of a scale */
+  /* SCALED: columns that stand beside the 8-bit ones, as they are; n_outliers 0: none */
+  int n_outliers;
+  const uint8_t *outlier_columns; /* [n_outliers] I32 */
+  const float *outliers;          /* [n, n_outliers] */
 };
 
 /* Row r (0..n-1) of the quantized tensor; for SCALED dst holds the row of values already. */

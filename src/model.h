@@ -22,7 +22,9 @@
 #include "kernels/pool.h"
 #include "src/config.h"
 
-typedef struct mr_quant mr_quant; /* matrix.h: how a quantized checkpoint holds a matrix */
+typedef struct mr_lora mr_lora;           /* lora.h: the adapters of a job */
+typedef struct mr_lora_link mr_lora_link; /* ... what one adds to one matrix */
+typedef struct mr_quant mr_quant;         /* matrix.h: how a quantized checkpoint holds a matrix */
 
 typedef struct mr_matrix { /* y = W x (+ b) */
   int n, k;
@@ -31,11 +33,12 @@ typedef struct mr_matrix { /* y = W x (+ b) */
   uint64_t row_bytes;
   /* row r is the stored row first + r, or first + r / group * stride + r % group */
   int first, group, stride;
-  bool columns;          /* stored transposed: row r is a column, row_bytes between its values */
-  const mr_quant *quant; /* or NULL; owned by the model */
-  const float *bias;     /* n floats, or NULL; owned by the model */
-  mr_scheme scheme;      /* of packed */
-  uint8_t *packed;       /* ceil(n / nr) panels; NULL until packed; owned by the model */
+  bool columns;             /* stored transposed: row r is a column, row_bytes between its values */
+  const mr_quant *quant;    /* or NULL; owned by the model */
+  const float *bias;        /* n floats, or NULL; owned by the model */
+  const mr_lora_link *lora; /* for each adapter what it adds to y; NULL: none adds; lora.h */
+  mr_scheme scheme;         /* of packed */
+  uint8_t *packed;          /* ceil(n / nr) panels; NULL until packed; owned by the model */
 } mr_matrix;
 
 typedef struct mr_expert {
@@ -78,6 +81,7 @@ typedef struct mr_model {
   int n_unused;      /* tensors that this program does not know and did not read */
   mr_str unused;     /* the name of the first of them; borrowed from gguf */
   uint64_t packed_bytes;
+  const mr_lora *lora; /* or NULL; borrowed */
   /* every float vector above points into this */
   float **vectors;
   size_t n_vectors, cap_vectors;
@@ -97,8 +101,14 @@ void mr_model_close(mr_model *m);
 
 /* One row of a mapped matrix as float32 (matrix.c). */
 void mr_matrix_row(const mr_matrix *w, int64_t row, float *dst);
+/* The row of the stored tensor that row `row` of the matrix is. */
+int64_t mr_matrix_source(const mr_matrix *w, int64_t row);
 /* Rows first .. first + n - 1. */
 mr_matrix mr_matrix_part(const mr_matrix *w, int first, int n);
+
+/* Which rows of a fused tensor are queries (0), keys (1), values (2): sets w->n, first, group and
+ * stride. */
+void mr_qkv_rows(const mr_config *c, mr_qkv layout, int which, mr_matrix *w);
 
 /* Multiply-adds*2 of the weights for one token: the layers, and the output head (only where logits
  * are computed). */

@@ -136,42 +136,44 @@ static void norm(mr_loader *l, const float **w, const float **b, const char *ste
     mr_load_vector(l, b, stem, ".bias", 1, c->d_model, c->arch.norm_bias && !l->m->weights->st);
 }
 
-/* Rows of a mapped part, gathered: a bias is not mapped as its matrix is. */
-static void map_rows(mr_loader *l, mr_matrix *w, int first, int group, int stride) {
-  w->first = first;
-  w->group = group;
-  w->stride = stride;
+void mr_qkv_rows(const mr_config *c, mr_qkv layout, int which, mr_matrix *w) {
+  int q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim, dim = c->head_dim;
+  int share = c->n_heads / c->n_kv_heads * dim, part = q / 4;
+  const int stacked[3] = {0, q, q + kv}, grouped[3] = {0, share, share + dim};
+  const int parts[3] = {0, 2 * part, part};
+  w->n = which ? kv : q;
+  w->group = w->stride = 0;
+  w->first = stacked[which];
+  if (layout == MR_QKV_STACKED)
+    return;
+  bool by_head = layout == MR_QKV_GROUPED;
+  w->first = by_head ? grouped[which] : parts[which];
+  w->group = !by_head ? part : which ? dim : share;
+  w->stride = by_head ? share + 2 * dim : 3 * part;
+}
+
+/* Its part of the whole tensor's bias, gathered: a bias is not mapped as its matrix is. */
+static void own_bias(mr_loader *l, mr_matrix *w) {
   float *b = w->bias && !l->rc ? mr_load_floats(l, (size_t)w->n) : NULL;
   if (!b)
     return;
   for (int r = 0; r < w->n; r++)
-    b[r] = w->bias[first + r / group * stride + r % group];
+    b[r] = w->bias[mr_matrix_source(w, r)];
   w->bias = b;
 }
 
 static void cut_qkv(mr_loader *l, mr_layer *y, const mr_matrix *all, int q, int kv) {
   const mr_config *c = &l->m->c;
   mr_qkv layout = l->m->weights->st ? c->arch.hf_qkv : MR_QKV_STACKED;
-  int share = c->n_heads / c->n_kv_heads * c->head_dim, dim = c->head_dim;
-  y->q = mr_matrix_part(all, 0, q);
-  y->k = mr_matrix_part(all, q, kv);
-  y->v = mr_matrix_part(all, q + kv, kv);
-  if (l->rc || layout == MR_QKV_STACKED)
+  if (layout == MR_QKV_PARTS && (q % 4 || q != kv))
+    FAIL(l, MR_E_DATA, "queries, keys and values cannot be cut into four parts");
+  if (l->rc)
     return;
   mr_matrix *const parts[3] = {&y->q, &y->k, &y->v};
-  for (int i = 0; i < 3; i++)
-    parts[i]->bias = all->bias;
-  if (layout == MR_QKV_GROUPED) {
-    map_rows(l, &y->q, 0, share, share + 2 * dim);
-    map_rows(l, &y->k, share, dim, share + 2 * dim);
-    map_rows(l, &y->v, share + dim, dim, share + 2 * dim);
-  } else {
-    int part = q / 4;
-    if (q % 4 || q != kv)
-      FAIL(l, MR_E_DATA, "queries, keys and values cannot be cut into four parts");
-    map_rows(l, &y->q, 0, part, 3 * part);
-    map_rows(l, &y->v, part, part, 3 * part);
-    map_rows(l, &y->k, 2 * part, part, 3 * part);
+  for (int i = 0; i < 3; i++) {
+    *parts[i] = *all;
+    mr_qkv_rows(c, layout, i, parts[i]);
+    own_bias(l, parts[i]);
   }
 }
 

@@ -147,6 +147,32 @@ bool mr_load_quant(mr_loader *l, mr_matrix *w, const char *stem, int n, int k) {
   return true;
 }
 
+/* Columns that were kept out of the 8-bit ones (quantize --type int8-outliers). */
+static void take_outliers(mr_loader *l, mr_quant *q, const char *stem) {
+  const mr_gguf_tensor *values = part(l, stem, ".weight_outliers", -1);
+  if (!values)
+    return;
+  int64_t n = values->dims[0];
+  const mr_gguf_tensor *columns = sized(l, stem, ".outlier_columns", MR_I32, 1, n);
+  if (!l->rc && (!columns || values->dims[1] != q->n || n > q->k ||
+                 !mr_dtype_get(values->dtype)->to_f32))
+    FAIL(l, MR_E_DATA, "%s.weight_outliers of layer %d does not fit its matrix", stem, l->layer);
+  for (int64_t i = 0; !l->rc && i < n; i++) {
+    const uint8_t *p = columns->data + 4 * i;
+    uint32_t c = (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+    if (c >= (uint32_t)q->k)
+      FAIL(l, MR_E_DATA, "%s.outlier_columns of layer %d: column %u of %d", stem, l->layer, c,
+           q->k);
+  }
+  float *v = l->rc ? NULL : mr_load_floats(l, (size_t)(n * q->n));
+  if (!v)
+    return;
+  mr_dtype_get(values->dtype)->to_f32(v, values->data, n * q->n);
+  q->n_outliers = (int)n;
+  q->outlier_columns = columns->data;
+  q->outliers = v;
+}
+
 void mr_load_scales(mr_loader *l, mr_matrix *w, const char *stem) {
   char name[MR_NAME];
   bool inverse = mr_load_find(l, stem, ".weight_scale_inv", name) != NULL;
@@ -166,5 +192,7 @@ void mr_load_scales(mr_loader *l, mr_matrix *w, const char *stem) {
       q->cols != (w->k + q->block_k - 1) / q->block_k)
     FAIL(l, MR_E_DATA, "tensor %s: scales [%d, %d] do not fit a matrix [%d, %d]", name, q->rows,
          q->cols, w->n, w->k);
+  if (!l->rc)
+    take_outliers(l, q, stem);
   w->quant = q;
 }

@@ -139,6 +139,68 @@ const mr_gguf_tensor *mr_names_find(const mr_names *n, int layer, const char *st
   return NULL;
 }
 
+/* A number at *at, which is moved behind it; -1: none. */
+static int number(const char **at) {
+  int n = 0;
+  const char *p = *at;
+  for (; *p >= '0' && *p <= '9' && n < INT_MAX / 10 - 1; p++)
+    n = n * 10 + (*p - '0');
+  if (p == *at)
+    return -1;
+  *at = p;
+  return n;
+}
+
+/* Whether `s` is the pattern of `len` bytes; "%d" takes a number. */
+static bool is_name(const char *s, const char *pattern, size_t len, int *item) {
+  const char *end = pattern + len;
+  while (pattern < end && *s) {
+    if (*pattern == '%') {
+      if ((*item = number(&s)) < 0)
+        return false;
+      pattern += 2;
+    } else if (*pattern++ != *s++) {
+      return false;
+    }
+  }
+  return pattern == end && !*s;
+}
+
+static const char *stem_of(const char *rest, bool layered, int *item) {
+  for (size_t i = 0; i < sizeof map / sizeof *map; i++) {
+    bool of_model = !strcmp(map[i].stem, "token_embd") || !strcmp(map[i].stem, "output");
+    for (const char *at = map[i].names; *at && of_model != layered;) {
+      size_t len = strcspn(at, " ");
+      if (is_name(rest, at, len, item))
+        return map[i].stem;
+      at += len + (at[len] == ' ');
+    }
+  }
+  return NULL;
+}
+
+const char *mr_names_module(const char *module, int *layer, int *item) {
+  *item = 0;
+  for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+    size_t base = strlen(places[i].base), blocks = strlen(places[i].blocks);
+    if (strncmp(module, places[i].base, base) != 0)
+      continue;
+    const char *at = module + base, *stem = NULL;
+    *layer = -1;
+    if (strncmp(at, places[i].blocks, blocks) == 0) {
+      at += blocks;
+      *layer = number(&at);
+      if (*layer >= 0 && *at == '.')
+        stem = stem_of(at + 1, true, item);
+    } else {
+      stem = stem_of(at, false, item);
+    }
+    if (stem)
+      return stem;
+  }
+  return NULL;
+}
+
 int mr_names_layer(const mr_names *n, mr_str name, mr_str *rest) {
   size_t i = strlen(n->base) + strlen(n->blocks), from = i;
   int layer = 0;

@@ -26,6 +26,11 @@ void mr_names_open(mr_names *n, const mr_weights *w);
 const mr_gguf_tensor *mr_names_find(const mr_names *n, int layer, const char *stem, const char *ext,
                                     int item, char name[MR_NAME]);
 
+/* What a module is called here: "model.layers.3.self_attn.q_proj", as directories have it, is
+ * "attn_q" of layer 3 (-1: of none), "mlp.experts.7.up_proj" item 7 of "ffn_up_exp". NULL: not
+ * known. */
+const char *mr_names_module(const char *module, int *layer, int *item);
+
 /* The layer that a tensor's name belongs to, -1: none. *rest: what follows its number. */
 int mr_names_layer(const mr_names *n, mr_str name, mr_str *rest);
 

@@ -21,7 +21,8 @@ typedef struct node {
   int32_t parent, first_child, next, prev; /* siblings; `next` links free nodes, too */
   int32_t idle_next, idle_prev;
   int32_t page;
-  int32_t refs;      /* requests */
+  int32_t refs; /* requests */
+  int32_t tree;
   int32_t slot_next; /* of the hash table */
   bool shared;       /* more than one request had it */
   bool looked;       /* for it in the store */
@@ -130,20 +131,22 @@ void mr_prefix_unroom(mr_prefix *p, int more) {
 
 /* ---------------------------------------------------------------- nodes */
 
-static uint64_t hash_of(const mr_prefix *p, int32_t parent, const int32_t *tokens) {
+static uint64_t hash_of(const mr_prefix *p, int tree, int32_t parent, const int32_t *tokens) {
   struct {
     uint64_t before;
     int32_t tokens[MR_KV_BLOCK];
-  } key = {parent == NONE ? 0 : p->nodes[parent].hash, {0}};
+  } key = {parent == NONE ? (uint64_t)tree : p->nodes[parent].hash, {0}};
   memcpy(key.tokens, tokens, sizeof key.tokens);
   return mr_hash_64(&key, sizeof key);
 }
 
-static int32_t find(const mr_prefix *p, int32_t parent, const int32_t *tokens, uint64_t hash) {
+static int32_t find(const mr_prefix *p, int tree, int32_t parent, const int32_t *tokens,
+                    uint64_t hash) {
   int32_t at = p->n_slots ? p->slots[slot_of(p, hash)] : NONE;
   for (; at != NONE; at = p->nodes[at].slot_next) {
     const node *n = &p->nodes[at];
-    if (n->hash == hash && n->parent == parent && !memcmp(n->tokens, tokens, sizeof n->tokens))
+    if (n->hash == hash && n->parent == parent && n->tree == tree &&
+        !memcmp(n->tokens, tokens, sizeof n->tokens))
       return at;
   }
   return NONE;
@@ -153,11 +156,12 @@ static int32_t *first_child(mr_prefix *p, int32_t parent) {
   return parent == NONE ? &p->root_child : &p->nodes[parent].first_child;
 }
 
-static int32_t make(mr_prefix *p, int32_t parent, const int32_t *tokens, uint64_t hash) {
+static int32_t make(mr_prefix *p, int tree, int32_t parent, const int32_t *tokens, uint64_t hash) {
   int32_t at = p->free, *children = first_child(p, parent);
   node *n = &p->nodes[at];
   p->free = n->next;
   *n = (node){.hash = hash,
+              .tree = tree,
               .parent = parent,
               .first_child = NONE,
               .next = *children,
@@ -211,25 +215,25 @@ static void idle_remove(mr_prefix *p, int32_t at) {
 
 /* ---------------------------------------------------------------- chains */
 
-int mr_prefix_unheld(const mr_prefix *p, const int32_t *tokens, int n) {
+int mr_prefix_unheld(const mr_prefix *p, int tree, const int32_t *tokens, int n) {
   int32_t parent = NONE;
   for (int i = 0; i < n; i++) {
     const int32_t *block = tokens + (size_t)i * MR_KV_BLOCK;
-    parent = find(p, parent, block, hash_of(p, parent, block));
+    parent = find(p, tree, parent, block, hash_of(p, tree, parent, block));
     if (parent == NONE || p->nodes[parent].refs == 0)
       return n - i;
   }
   return 0;
 }
 
-void mr_prefix_acquire(mr_prefix *p, const int32_t *tokens, int n, int32_t *chain) {
+void mr_prefix_acquire(mr_prefix *p, int tree, const int32_t *tokens, int n, int32_t *chain) {
   int32_t parent = NONE;
   for (int i = 0; i < n; i++) {
     const int32_t *block = tokens + (size_t)i * MR_KV_BLOCK;
-    uint64_t hash = hash_of(p, parent, block);
-    int32_t at = find(p, parent, block, hash);
+    uint64_t hash = hash_of(p, tree, parent, block);
+    int32_t at = find(p, tree, parent, block, hash);
     if (at == NONE)
-      at = make(p, parent, block, hash);
+      at = make(p, tree, parent, block, hash);
     else
       p->nodes[at].shared = true;
     if (p->nodes[at].refs == 0 && p->nodes[at].page != NONE)
@@ -279,7 +283,7 @@ int32_t mr_prefix_publish(mr_prefix *p, int32_t at, int32_t page, uint64_t age) 
   return n->page;
 }
 
-int mr_prefix_partial(const mr_prefix *p, int32_t parent, const int32_t *tokens, int n,
+int mr_prefix_partial(const mr_prefix *p, int tree, int32_t parent, const int32_t *tokens, int n,
                       int32_t *page) {
   int best = 0;
   int32_t at = parent == NONE ? p->root_child : p->nodes[parent].first_child;
@@ -288,7 +292,7 @@ int mr_prefix_partial(const mr_prefix *p, int32_t parent, const int32_t *tokens,
   for (int seen = 0; at != NONE && seen < SIBLINGS; at = p->nodes[at].next, seen++) {
     const node *c = &p->nodes[at];
     int same = 0;
-    while (c->page != NONE && same < n && c->tokens[same] == tokens[same])
+    while (c->page != NONE && c->tree == tree && same < n && c->tokens[same] == tokens[same])
       same++;
     if (same > best) {
       best = same;
@@ -328,7 +332,7 @@ static bool keep_node(mr_prefix *p, int32_t at) {
   for (int32_t up = at; up != NONE; up = p->nodes[up].parent)
     memcpy(p->tokens + (size_t)--i * MR_KV_BLOCK, p->nodes[up].tokens, sizeof p->nodes[up].tokens);
   p->nodes[at].stored = true;
-  return p->keep(p->keep_ctx, p->tokens, depth * MR_KV_BLOCK, p->nodes[at].page);
+  return p->keep(p->keep_ctx, p->nodes[at].tree, p->tokens, depth * MR_KV_BLOCK, p->nodes[at].page);
 }
 
 /* Parents before their children. */

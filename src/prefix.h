@@ -7,7 +7,7 @@
  * it comes and releases it when it goes:
  *
  *     mr_prefix_room(p, blocks)                        room for its nodes; the only allocation
- *     mr_prefix_acquire(p, tokens, n, chain)           finds nodes and makes those that are missing
+ *     mr_prefix_acquire(p, tree, tokens, n, chain)     finds nodes and makes those that are missing
  *     for each block, when the blocks before it are in the request's block table:
  *       page = mr_prefix_page(p, chain[i])  >= 0: share it by reference
  *       mr_prefix_claim(p, chain[i], age)   true: compute it; false: an older request does, wait
@@ -34,10 +34,11 @@ mr_code mr_prefix_room(mr_prefix *p, int more, mr_err *err);
 /* The requests that asked for room are gone. */
 void mr_prefix_unroom(mr_prefix *p, int more);
 
-/* Of the first n blocks of `tokens`: how many are held by no request yet, so would be acquired for
- * the first time. */
-int mr_prefix_unheld(const mr_prefix *p, const int32_t *tokens, int n);
-void mr_prefix_acquire(mr_prefix *p, const int32_t *tokens, int n, int32_t *chain);
+/* `tree`: prompts of different trees share nothing (the same tokens have other keys under another
+ * adapter). Of the first n blocks of `tokens`: how many are held by no request yet, so would be
+ * acquired for the first time. */
+int mr_prefix_unheld(const mr_prefix *p, int tree, const int32_t *tokens, int n);
+void mr_prefix_acquire(mr_prefix *p, int tree, const int32_t *tokens, int n, int32_t *chain);
 void mr_prefix_release(mr_prefix *p, const int32_t *chain, int n, uint64_t age);
 
 int32_t mr_prefix_page(const mr_prefix *p, int32_t node); /* -1: not computed yet */
@@ -48,7 +49,7 @@ int32_t mr_prefix_publish(mr_prefix *p, int32_t node, int32_t page, uint64_t age
 /* The longest beginning of `tokens` (n of them) that some stored block after `parent` (-1: the
  * root) begins with: a request may share that page and go on in a copy. Returns its length, 0
  * without one; looks at a bounded number of blocks. */
-int mr_prefix_partial(const mr_prefix *p, int32_t parent, const int32_t *tokens, int n,
+int mr_prefix_partial(const mr_prefix *p, int tree, int32_t parent, const int32_t *tokens, int n,
                       int32_t *page);
 
 /* A node that was not computed yet: whether this is the first time that anybody asks. */
@@ -56,10 +57,10 @@ bool mr_prefix_first_look(mr_prefix *p, int32_t node);
 /* The node's page came from a store, and need not go there. */
 void mr_prefix_came_from_store(mr_prefix *p, int32_t node);
 
-/* Calls keep(ctx, tokens, n, page) for a computed block that more than one request had, with all
- * tokens up to its end: when it is evicted, and with mr_prefix_keep_all, in which a block comes
+/* Calls keep(ctx, tree, tokens, n, page) for a computed block that more than one request had, with
+ * all tokens up to its end: when it is evicted, and with mr_prefix_keep_all, in which a block comes
  * after those before it, and which ends early when keep returns false. */
-typedef bool (*mr_prefix_keep)(void *ctx, const int32_t *tokens, int n, int32_t page);
+typedef bool (*mr_prefix_keep)(void *ctx, int tree, const int32_t *tokens, int n, int32_t page);
 void mr_prefix_on_evict(mr_prefix *p, mr_prefix_keep keep, void *ctx);
 void mr_prefix_keep_all(mr_prefix *p);
 

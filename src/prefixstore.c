@@ -11,11 +11,12 @@
 #include "io/sys.h"
 #include "io/text.h"
 
-#define MAGIC 0x315847504b524d89ull /* "\x89MRKPGX1" */
+#define MAGIC 0x325847504b524d89ull /* "\x89MRKPGX2" */
 
 typedef struct header { /* then n_tokens ids, then the page */
   uint64_t magic, page_bytes;
   uint64_t tokens_check, page_check; /* xxh3-64 */
+  uint64_t tree;
   int64_t n_tokens;
 } header;
 
@@ -91,16 +92,17 @@ static bool name_file(mr_prefixstore *s, uint64_t tokens_check) {
   return !s->path.failed;
 }
 
-static uint64_t check_of(const int32_t *tokens, int n) {
-  return mr_hash_64(tokens, (size_t)n * sizeof *tokens);
+static uint64_t check_of(uint64_t tree, const int32_t *tokens, int n) {
+  return tree ^ mr_hash_64(tokens, (size_t)n * sizeof *tokens);
 }
 
-static bool read_file(mr_prefixstore *s, int fd, const int32_t *tokens, int n, void *page) {
+static bool read_file(mr_prefixstore *s, int fd, uint64_t tree, const int32_t *tokens, int n,
+                      void *page) {
   header h;
   size_t len = (size_t)n * sizeof *tokens;
   if (!mr_mem_grow((void **)&s->tokens, &s->cap_tokens, (size_t)n, sizeof *tokens) ||
       mr_sys_read_full(fd, &h, sizeof h) != (ssize_t)sizeof h || h.magic != MAGIC ||
-      h.page_bytes != s->page_bytes || h.n_tokens != n)
+      h.page_bytes != s->page_bytes || h.n_tokens != n || h.tree != tree)
     return false;
   if (mr_sys_read_full(fd, s->tokens, len) != (ssize_t)len || memcmp(s->tokens, tokens, len))
     return false;
@@ -108,11 +110,12 @@ static bool read_file(mr_prefixstore *s, int fd, const int32_t *tokens, int n, v
          mr_hash_64(page, s->page_bytes) == h.page_check;
 }
 
-static bool get(mr_prefixstore *s, const int32_t *tokens, int n, void *page) {
-  int fd = name_file(s, check_of(tokens, n)) ? mr_sys_now->open(s->path.data, O_RDONLY, 0) : -1;
+static bool get(mr_prefixstore *s, uint64_t tree, const int32_t *tokens, int n, void *page) {
+  int fd =
+      name_file(s, check_of(tree, tokens, n)) ? mr_sys_now->open(s->path.data, O_RDONLY, 0) : -1;
   if (fd < 0)
     return false;
-  bool ok = read_file(s, fd, tokens, n, page);
+  bool ok = read_file(s, fd, tree, tokens, n, page);
   if (ok)
     mr_cachedir_touch(fd);
   mr_sys_now->close(fd);
@@ -122,20 +125,23 @@ static bool get(mr_prefixstore *s, const int32_t *tokens, int n, void *page) {
   return ok;
 }
 
-bool mr_prefixstore_get(mr_prefixstore *s, const int32_t *tokens, int n, void *page) {
-  bool ok = get(s, tokens, n, page);
+bool mr_prefixstore_get(mr_prefixstore *s, uint64_t tree, const int32_t *tokens, int n,
+                        void *page) {
+  bool ok = get(s, tree, tokens, n, page);
   s->stats.read_bytes += ok ? s->page_bytes : 0;
   return ok;
 }
 
-void mr_prefixstore_put(mr_prefixstore *s, const int32_t *tokens, int n, const void *page) {
+void mr_prefixstore_put(mr_prefixstore *s, uint64_t tree, const int32_t *tokens, int n,
+                        const void *page) {
   mr_err ignored = MR_ERR_INIT;
-  if (get(s, tokens, n, s->page))
+  if (get(s, tree, tokens, n, s->page))
     return; /* another run was here before */
   header h = {.magic = MAGIC,
               .page_bytes = s->page_bytes,
-              .tokens_check = check_of(tokens, n),
+              .tokens_check = check_of(tree, tokens, n),
               .page_check = mr_hash_64(page, s->page_bytes),
+              .tree = tree,
               .n_tokens = n};
   if (!name_file(s, h.tokens_check))
     return;

@@ -2,14 +2,15 @@
  *
  *     mr_prefixstore_open(&s, dir, key, page_bytes, max_bytes, &err);
  *     if (mr_prefixstore_get(s, tokens, n, page))   the keys and values of the last block of these
- *     mr_prefixstore_put(s, tokens, n, page)        n tokens, a multiple of MR_KV_BLOCK
+ *     mr_prefixstore_put(s, tree, tokens, n, page)        n tokens, a multiple of MR_KV_BLOCK
  *     mr_prefixstore_close(s);                      trims the directory to max_bytes
  *
- * `key` is a digest of all that the bytes depend on beside the tokens: model and adapter, numerics,
+ * `key` is a digest of all that the bytes depend on beside tree and tokens: model, numerics,
  * instruction set, type and layout of keys and values. A file is DIR/<key>/<hash of tokens>.page:
- * its tokens, a digest and the page. What is foreign, cut or changed is not taken (and is written
- * anew); any number of runs may use a directory at once, as files appear whole and are never
- * changed. Errors of the disk are counted, nothing more: everything can be computed.
+ * its tokens, a digest and the page. tree: 0, or a digest of the adapter. What is foreign, cut or
+ * changed is not taken (and is written anew); any number of runs may use a directory at once, as
+ * files appear whole and are never changed. Errors of the disk are counted, nothing more:
+ * everything can be computed.
  */
 #ifndef MR_SRC_PREFIXSTORE_H
 #define MR_SRC_PREFIXSTORE_H
@@ -30,8 +31,9 @@ typedef struct mr_prefixstore_stats {
 mr_code mr_prefixstore_open(mr_prefixstore **out, const char *dir, const char *key,
                             size_t page_bytes, uint64_t max_bytes, mr_err *err);
 void mr_prefixstore_close(mr_prefixstore *s); /* NULL is fine */
-bool mr_prefixstore_get(mr_prefixstore *s, const int32_t *tokens, int n, void *page);
-void mr_prefixstore_put(mr_prefixstore *s, const int32_t *tokens, int n, const void *page);
+bool mr_prefixstore_get(mr_prefixstore *s, uint64_t tree, const int32_t *tokens, int n, void *page);
+void mr_prefixstore_put(mr_prefixstore *s, uint64_t tree, const int32_t *tokens, int n,
+                        const void *page);
 void mr_prefixstore_stats_get(const mr_prefixstore *s, mr_prefixstore_stats *out);
 
 #endif

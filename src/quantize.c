@@ -7,7 +7,7 @@
 
 #include "io/mem.h"
 #include "kernels/encode.h"
-#include "src/quantize_plan.h"
+#include "src/quantize_recipe.h"
 
 #define SLAB ((size_t)8 << 20) /* bytes of encoded rows in memory */
 
@@ -72,7 +72,8 @@ typedef struct slab { /* rows that are encoded together */
   uint64_t row_bytes;
   float *line; /* [workers, widest] */
   size_t widest;
-  int64_t *bad; /* [items] the first row that cannot be written, -1: none */
+  int64_t *bad;        /* [items] the first row that cannot be written, -1: none */
+  mr_recipe_rows from; /* of a calibration */
 } slab;
 
 static bool writable(const float *x, int64_t n, float limit) {
@@ -82,20 +83,40 @@ static bool writable(const float *x, int64_t n, float limit) {
   return ok;
 }
 
+/* A row whose codes are known. */
+static void encode_codes(const slab *s, int row, uint8_t *dst, uint8_t *codes) {
+  const mr_grid *g = s->from.grid;
+  const float *x = s->from.w + (size_t)row * (size_t)g->k;
+  for (int i = 0; i < g->k; i++)
+    codes[i] = (uint8_t)mr_grid_code(g, row, i, x[i]);
+  size_t at = (size_t)row * (size_t)g->groups;
+  mr_encode_codes(s->t->dtype, dst, g->scale + at, g->base + at, codes, g->k);
+}
+
+static const float *row_of(const slab *s, int64_t row, float *room) {
+  if (s->from.w)
+    return s->from.w + row * s->t->dims[0];
+  mr_out_row(s->plan, s->t, row, room);
+  return room;
+}
+
 static void encode_item(void *ctx, int item, int worker) {
   slab *s = ctx;
   int64_t n = s->t->dims[0];
-  float *x = s->line + (size_t)worker * s->widest;
+  float *room = s->line + (size_t)worker * s->widest;
   float limit = s->t->dtype == MR_F16 ? 65504 : 3.4e38f;
   int stop = (item + 1) * s->chunk < s->n ? (item + 1) * s->chunk : s->n;
   mr_encoder to = mr_encoder_get(s->t->dtype);
   s->bad[item] = -1;
   for (int i = item * s->chunk; i < stop && s->bad[item] < 0; i++) {
-    mr_out_row(s->plan, s->t, s->first + i, x);
-    if (writable(x, n, limit))
-      to(s->out + (uint64_t)i * s->row_bytes, x, NULL, n);
-    else
+    const float *x = row_of(s, s->first + i, room);
+    uint8_t *dst = s->out + (uint64_t)i * s->row_bytes;
+    if (!writable(x, n, limit))
       s->bad[item] = s->first + i;
+    else if (s->from.grid)
+      encode_codes(s, (int)s->first + i, dst, (uint8_t *)room);
+    else
+      to(dst, x, s->from.importance, n);
   }
 }
 
@@ -125,12 +146,13 @@ typedef struct job {
   mr_model *m;
   mr_out_plan plan;
   mr_gguf_writer *w;
+  mr_recipe *recipe; /* NULL: no texts */
   slab s;
   uint64_t done, all; /* bytes of tensors */
 } job;
 
 static bool copied(const mr_out_tensor *t) {
-  return t->raw && t->raw->dtype == t->dtype;
+  return t->raw && t->raw->dtype == t->dtype && !t->col && !t->row;
 }
 
 static void choose_types(job *j) {
@@ -213,7 +235,10 @@ static mr_code write_bytes(job *j, const uint8_t *bytes, size_t n, mr_err *err) 
 
 static mr_code write_tensor(job *j, const mr_out_tensor *t, mr_err *err) {
   mr_code rc = MR_OK;
-  if (copied(t)) {
+  j->s.from = (mr_recipe_rows){0};
+  if (j->recipe)
+    rc = mr_recipe_tensor(j->recipe, t, &j->s.from, err);
+  if (copied(t) && !j->s.from.w) {
     for (uint64_t at = 0, n; at < t->raw->bytes && !rc; at += n) {
       n = t->raw->bytes - at < SLAB ? t->raw->bytes - at : SLAB;
       rc = write_bytes(j, t->raw->data + at, (size_t)n, err);
@@ -262,6 +287,8 @@ static mr_code run(job *j, mr_err *err) {
   rc = take_memory(j, err);
   if (!rc)
     rc = mr_gguf_write_open(&j->w, j->o->out, err);
+  if (!rc && j->o->n_texts)
+    rc = mr_recipe_open(&j->recipe, j->o, j->m, &j->plan, NULL, err);
   if (!rc)
     rc = header(j, err);
   for (size_t i = 0; i < j->plan.n && !rc; i++)
@@ -269,6 +296,7 @@ static mr_code run(job *j, mr_err *err) {
   if (!rc)
     rc = mr_gguf_write_finish(j->w, err);
   if (!rc) {
+    j->r->n_calibrated = j->recipe ? mr_recipe_count(j->recipe) : 0;
     j->r->bytes_in = mr_weights_bytes(j->m->weights);
     j->r->bytes_out = mr_gguf_write_bytes(j->w);
   }
@@ -282,6 +310,7 @@ mr_code mr_quantize(const mr_quantize_opts *o, mr_quantize_report *r, mr_err *er
                    ? run(&j, err)
                    : mr_err_set(err, MR_E_USAGE, "this type is not written");
   mr_gguf_write_free(j.w);
+  mr_recipe_free(j.recipe);
   mr_mem_free(j.s.bad);
   mr_mem_free(j.s.out);
   mr_mem_free(j.s.line);

@@ -15,6 +15,10 @@
  * 32, else F16 (counted in the report). A tensor of a GGUF file that has the type already is copied
  * byte by byte. Memory: one slab of rows at a time, whatever the model's size.
  *
+ * With texts (quantize_recipe.h) matrices of the layers are rounded by what they meet: a matrix and
+ * its products of columns are then in memory too. Experts' own matrices are rounded by importance
+ * at most.
+ *
  * The file appears whole or not at all (io/gguf_write.h). The same input gives the same bytes
  * whatever the number of threads.
  */
@@ -22,15 +26,53 @@
 #define MR_SRC_QUANTIZE_H
 
 #include "io/gguf_write.h"
-#include "kernels/pool.h"
-#include "src/model.h"
+#include "src/calibrate.h"
+
+typedef enum mr_quantize_method { /* what the texts of a calibration are used for */
+                                  MR_METHOD_PLAIN,      /* nothing: there are none */
+                                  MR_METHOD_IMPORTANCE, /* errors count by the mean square of what
+                                                           meets a column */
+                                  MR_METHOD_SMOOTH,     /* SmoothQuant's factors (fold.h) */
+                                  MR_METHOD_AWQ,        /* AWQ's factors, then as IMPORTANCE */
+                                  MR_METHOD_GPTQ /* later columns make up for errors of earlier ones
+                                                    (gptq.h); types of 32 values: q4_0 q4_1 q5_0
+                                                    q5_1 q8_0 */
+} mr_quantize_method;
+
+typedef enum mr_sparsify { /* two of each four columns of the layers' matrices become 0 */
+                           MR_SPARSE_NO,
+                           MR_SPARSE_WANDA, /* those of the smallest |w| * rms(x) (Sun et al. 2023)
+                                             */
+                           MR_SPARSE_SPARSEGPT /* chosen and made up for by the products of columns
+                                                  (gptq.h) */
+} mr_sparsify;
+
+typedef enum mr_quantize_form { /* what is written */
+                                MR_FORM_GGUF,
+                                /* directories (from directories with weights in F32, F16 or BF16);
+                                 * what other tools and this program read as quantized checkpoints
+                                 */
+                                MR_FORM_GPTQ, /* 4 bits, symmetric groups, AutoGPTQ's packing */
+                                MR_FORM_AWQ, /* 4 bits, groups with zeros, AutoAWQ's gemm packing */
+                                MR_FORM_INT8, /* compressed-tensors: int8 with a scale a row */
+                                MR_FORM_INT8_OUTLIERS /* ... and columns that stay F16, after
+                                                         LLM.int8 (Dettmers et al. 2022): this
+                                                         program's own form */
+} mr_quantize_form;
 
 typedef struct mr_quantize_opts {
   const char *in, *out;
-  int dtype;      /* mr_encoder_get knows it */
+  mr_quantize_form form;
+  int dtype;      /* of a GGUF file: mr_encoder_get knows it */
   int head_dtype; /* -1: mr_quantize_head_type(dtype) */
   bool no_vocab;  /* leave the tokenizer of a directory out */
-  mr_pool *pool;  /* NULL: one thread; borrowed */
+  mr_quantize_method method;
+  mr_sparsify sparsify;
+  const mr_tokens *texts; /* [n_texts] for method and sparsify; borrowed */
+  int n_texts;
+  int group;         /* columns of a 4-bit group in a directory; 0: the largest of 128, 64, 32 */
+  uint64_t products; /* bytes for products of columns; 0: 1 GiB */
+  mr_pool *pool;     /* NULL: one thread (needed with texts); borrowed */
   void (*progress)(void *ctx, uint64_t done, uint64_t all); /* bytes written; or NULL */
   void *ctx;
 } mr_quantize_opts;
@@ -43,9 +85,12 @@ typedef struct mr_quantize_report {
   char first_other[MR_GGUF_NAME]; /* ... the first of them */
   int first_other_dtype;
   double weighted_bits; /* bits a weight, of the matrices */
+  int n_calibrated;     /* matrices that the texts said something of */
 } mr_quantize_report;
 
 mr_code mr_quantize(const mr_quantize_opts *o, mr_quantize_report *r, mr_err *err);
+/* ... a directory. OUT must not be there; it is written under OUT.tmp and renamed. */
+mr_code mr_quantize_dir(const mr_quantize_opts *o, mr_quantize_report *r, mr_err *err);
 
 /* The type with this name in any case ("q4_k"), -1: none that is written. */
 int mr_quantize_type(const char *name);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "io/mem.h"
+#include "src/names.h"
 
 static mr_code no_memory(mr_err *err) {
   return mr_err_set(err, MR_E_NOMEM, "out of memory for the list of tensors");
@@ -31,7 +32,17 @@ static mr_out_tensor *add(maker *k, mr_out_kind kind, const char *stem, const ch
     snprintf(t->name, sizeof t->name, "blk.%d.%s%s", k->layer, stem, ext);
   else
     snprintf(t->name, sizeof t->name, "%s%s", stem, ext);
+  t->layer = k->layer;
+  snprintf(t->stem, sizeof t->stem, "%s", stem);
   return t;
+}
+
+/* Layer and stem of a tensor of a GGUF file. */
+static void name_parts(mr_out_tensor *t) {
+  int layer = 0, at = 0;
+  t->layer = sscanf(t->name, "blk.%5d.%n", &layer, &at) == 1 && at > 0 ? layer : -1;
+  const char *stem = t->layer >= 0 ? t->name + at : t->name;
+  snprintf(t->stem, sizeof t->stem, "%.*s", (int)strcspn(stem, "."), stem);
 }
 
 static void vector(maker *k, const char *stem, const char *ext, const float *v, int64_t n) {
@@ -51,15 +62,19 @@ static void part(maker *k, const mr_matrix *w) {
     p->parts[p->n_parts++] = w;
 }
 
-static float *own(maker *k, size_t n) {
-  mr_out_plan *p = k->p;
-  float *v = k->failed ? NULL : mr_mem_alloc(n, sizeof *v);
+float *mr_out_floats(mr_out_plan *p, size_t n) {
+  float *v = mr_mem_alloc(n, sizeof *v);
   if (!v || !mr_mem_grow((void **)&p->own, &p->cap_own, p->n_own + 1, sizeof *p->own)) {
     mr_mem_free(v);
-    k->failed = true;
     return NULL;
   }
   return p->own[p->n_own++] = v;
+}
+
+static float *own(maker *k, size_t n) {
+  float *v = k->failed ? NULL : mr_out_floats(k->p, n);
+  k->failed |= !v;
+  return v;
 }
 
 /* The row of the source that row r of the file is: of the first `rotated` rows of a head, pairs
@@ -255,6 +270,7 @@ static void from_gguf(maker *k) {
     size_t n = raw->name.len < sizeof t->name ? raw->name.len : sizeof t->name - 1;
     memcpy(t->name, raw->name.s, n);
     t->name[n] = 0;
+    name_parts(t);
     t->raw = raw;
     t->dtype = raw->dtype;
     t->n_dims = raw->n_dims;
@@ -282,6 +298,80 @@ mr_code mr_out_plan_make(mr_out_plan *p, const mr_model *m, mr_err *err) {
   return k.failed ? no_memory(err) : MR_OK;
 }
 
+/* ------------------------------------------------------------------ directories as they are */
+
+/* The tensor of the plan that the stem of a layer names: what it is, is noted. */
+static void mark(mr_out_plan *p, const mr_names *names, int layer, const char *stem,
+                 const char *ext) {
+  char name[MR_NAME];
+  const mr_gguf_tensor *raw = mr_names_find(names, layer, stem, ext, 0, name);
+  if (!raw)
+    return;
+  mr_out_tensor *t = &p->t[raw - mr_weights_at(p->m->weights, 0)];
+  if (t->layer >= 0) /* two stems may share a name: the first is meant */
+    return;
+  t->layer = layer;
+  snprintf(t->stem, sizeof t->stem, "%s", stem);
+  if (raw->n_dims == 2 && mr_site_of(stem) >= 0 && !strcmp(ext, ".weight"))
+    t->kind = MR_OUT_MATRIX;
+}
+
+static void from_directory(maker *k) {
+  static const char *const stems[] = {"attn_q",   "attn_k", "attn_v",   "attn_qkv",  "attn_output",
+                                      "ffn_gate", "ffn_up", "ffn_down", "attn_norm", "ffn_norm"};
+  const mr_model *m = k->p->m;
+  mr_names names;
+  mr_names_open(&names, m->weights);
+  k->layer = -1;
+  for (size_t i = 0; i < mr_weights_n(m->weights) && !k->failed; i++) {
+    const mr_gguf_tensor *raw = mr_weights_at(m->weights, i);
+    mr_out_tensor *t = add(k, MR_OUT_PLAIN, "", "");
+    if (!t)
+      return;
+    snprintf(t->name, sizeof t->name, "%.*s", (int)(raw->name.len < 63 ? raw->name.len : 63),
+             raw->name.s);
+    t->raw = raw;
+    t->dtype = raw->dtype;
+    t->n_dims = raw->n_dims;
+    memcpy(t->dims, raw->dims, sizeof t->dims);
+    t->rows = t->dims[1] * t->dims[2] * t->dims[3];
+  }
+  for (int i = 0; i < m->c.n_layers && !k->failed; i++)
+    for (size_t s = 0; s < sizeof stems / sizeof *stems; s++) {
+      mark(k->p, &names, i, stems[s], ".weight");
+      mark(k->p, &names, i, stems[s], ".bias");
+    }
+}
+
+static mr_code check_directory(const mr_model *m, mr_err *err) {
+  const char *why = !m->weights->st        ? "the model is no directory"
+                    : m->c.arch.mla        ? "latent attention is folded into its matrices"
+                    : m->c.n_experts       ? "experts cannot be rounded by what they meet yet"
+                    : m->c.arch.hf_columns ? "its matrices are stored transposed"
+                    : m->c.arch.fused_qkv && m->c.arch.hf_qkv != MR_QKV_STACKED
+                        ? "queries, keys and values are interleaved in one matrix"
+                        : NULL;
+  for (size_t i = 0; !why && i < mr_weights_n(m->weights); i++) {
+    int type = mr_weights_at(m->weights, i)->dtype;
+    if (type != MR_F32 && type != MR_F16 && type != MR_BF16 && mr_dtype_get(type)->to_f32)
+      why = "its weights are quantized already";
+    if (type == MR_I32)
+      why = "its weights are quantized already";
+  }
+  return why ? mr_err_at(err, MR_E_UNAVAILABLE, m->weights->path, 0, -1,
+                         "cannot be written as a quantized directory: %s", why)
+             : MR_OK;
+}
+
+mr_code mr_out_plan_dir(mr_out_plan *p, const mr_model *m, mr_err *err) {
+  maker k = {.p = p};
+  mr_code rc = check_directory(m, err);
+  *p = (mr_out_plan){.m = m, .less_one = m->c.arch.hf_plus1};
+  if (!rc)
+    from_directory(&k);
+  return rc ? rc : k.failed ? no_memory(err) : MR_OK;
+}
+
 void mr_out_plan_free(mr_out_plan *p) {
   for (size_t i = 0; i < p->n_own; i++)
     mr_mem_free(p->own[i]);
@@ -291,8 +381,8 @@ void mr_out_plan_free(mr_out_plan *p) {
   *p = (mr_out_plan){0};
 }
 
-void mr_out_row(const mr_out_plan *p, const mr_out_tensor *t, int64_t row, float *dst) {
-  int64_t r = source_row(t->heads_of, t->rotated, row), n = t->dims[0];
+static void plain_row(const mr_out_plan *p, const mr_out_tensor *t, int64_t r, float *dst) {
+  int64_t n = t->dims[0];
   if (t->raw) {
     const mr_dtype_info *type = mr_dtype_get(t->raw->dtype);
     type->to_f32(dst, t->raw->data + (uint64_t)r * mr_dtype_bytes(t->raw->dtype, (uint64_t)n), n);
@@ -306,4 +396,12 @@ void mr_out_row(const mr_out_plan *p, const mr_out_tensor *t, int64_t row, float
   for (; r >= (*w)->n; w++)
     r -= (*w)->n;
   mr_matrix_row(*w, r, dst);
+}
+
+void mr_out_row(const mr_out_plan *p, const mr_out_tensor *t, int64_t row, float *dst) {
+  plain_row(p, t, source_row(t->heads_of, t->rotated, row), dst);
+  for (int64_t i = 0; t->col && i < t->dims[0]; i++)
+    dst[i] *= t->col[i];
+  for (int64_t i = 0; t->row && i < t->dims[0]; i++)
+    dst[i] *= t->row[row];
 }

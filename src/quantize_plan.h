@@ -13,6 +13,8 @@ typedef enum mr_out_kind {
 
 typedef struct mr_out_tensor {
   char name[MR_GGUF_NAME];
+  int layer;     /* -1: of none */
+  char stem[32]; /* the name without "blk.N." and ending: "attn_q" */
   mr_out_kind kind;
   int dtype; /* as it will be written */
   int n_dims;
@@ -21,12 +23,14 @@ typedef struct mr_out_tensor {
   const mr_gguf_tensor *raw; /* rows one after the other; borrowed */
   int first, n_parts;        /* of the plan's parts: rows of one matrix after the other */
   const float *values;       /* borrowed from the model or owned by the plan */
-  int heads_of, rotated; /* rows of a head and how many of them are put from halves into pairs (the
-                            order of rope in GGUF files); 0: rows stay where they are */
+  int heads_of, rotated;  /* rows of a head and how many of them are put from halves into pairs (the
+                             order of rope in GGUF files); 0: rows stay where they are */
+  const float *col, *row; /* factors of columns and rows, or NULL; borrowed or owned by the plan */
 } mr_out_tensor;
 
 typedef struct mr_out_plan {
   const mr_model *m; /* borrowed */
+  bool less_one;     /* norms are stored less by one */
   mr_out_tensor *t;  /* owned */
   size_t n, cap;
   const mr_matrix **parts; /* owned list of borrowed matrices */
@@ -38,9 +42,15 @@ typedef struct mr_out_plan {
 /* The tensors of the file, without types. MR_E_UNAVAILABLE: a directory whose architecture has no
  * names in GGUF. */
 mr_code mr_out_plan_make(mr_out_plan *p, const mr_model *m, mr_err *err);
+/* The tensors of a directory under their own names (longer ones than a GGUF file has are cut:
+ * t->raw has them whole). Matrices that a recipe may round are MR_OUT_MATRIX, all else is PLAIN. */
+mr_code mr_out_plan_dir(mr_out_plan *p, const mr_model *m, mr_err *err);
 void mr_out_plan_free(mr_out_plan *p);
 /* One row as float32. */
 void mr_out_row(const mr_out_plan *p, const mr_out_tensor *t, int64_t row, float *dst);
+
+/* n floats that the plan owns; NULL: out of memory. */
+float *mr_out_floats(mr_out_plan *p, size_t n);
 
 /* Keys of a directory's configuration, and of its tokenizer. */
 void mr_out_config(mr_gguf_writer *w, const mr_model *m);

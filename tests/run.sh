@@ -14,6 +14,7 @@ cd "$(dirname "$0")/.."
 build=$1
 shift
 passed=0 failed=0 skipped=0
+export MILLRACE_CACHE= # no test learns from another
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 

@@ -61,7 +61,7 @@ def check(path):
             say(name, i, f"banned call: {BANNED.search(line).group(1)}")
         if top in LAYERS and name not in RAW_ALLOWED and RAW.search(line):
             say(name, i, f"raw call of {RAW.search(line).group(1)} outside io/sys.c and io/mem.c")
-    if path.suffix == ".c":
+    if path.suffix in (".c", ".cu"):
         for first, last in functions(lines):
             if last - first + 1 > FUNCTION:
                 say(name, first, f"function has {last - first + 1} lines (limit {FUNCTION})")
@@ -71,7 +71,7 @@ def check(path):
 def main():
     included, headers = set(), set()
     for folder in (*LAYERS, "tests"):
-        for path in sorted((ROOT / folder).rglob("*.[ch]")):
+        for path in sorted(p for p in (ROOT / folder).rglob("*.*") if p.suffix in (".c", ".h", ".cu")):
             included |= check(path)
             if path.suffix == ".h" and folder in LAYERS:
                 headers.add(path.relative_to(ROOT).as_posix())

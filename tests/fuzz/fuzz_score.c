@@ -10,7 +10,7 @@
 
 static void check_metric(const mr_score *s, mr_metric m) {
   bool bounded = m != MR_METRIC_PERPLEXITY && m != MR_METRIC_BITS_PER_BYTE;
-  mr_estimate e = mr_score_estimate(s, m);
+  mr_mean e = mr_score_estimate(s, m);
   const mr_score_counts *c = mr_score_counts_get(s);
   fuzz_check(e.n <= c->results + c->missing);
   if (e.n == 0)

@@ -30,6 +30,8 @@ typedef struct probe { /* one line of expected values, and the sequence that mus
 } probe;
 
 typedef struct engine {
+  mr_device *dev; /* NULL: the CPU */
+  mr_kv_memory pages;
   mr_model *m;
   const mr_kernels *k;
   mr_pool *pool;
@@ -94,12 +96,28 @@ static int read_probes(probe *p, const char *text, int max_rows, int max_len, in
 
 /* ------------------------------------------------------------------ the engine */
 
+static const mr_sim_opts *on_sim; /* not NULL: engines are opened on this emulated GPU */
+
+static void *take_pages(void *ctx, size_t bytes) {
+  return mr_device_take(ctx, bytes);
+}
+
+static mr_code open_sim(engine *e, mr_err *err) {
+  assert_int_equal(mr_device_sim(&e->dev, on_sim, err), MR_OK);
+  assert_int_equal(mr_device_start(e->dev, on_sim->memory, err), MR_OK);
+  e->pages = (mr_kv_memory){.ctx = e->dev, .take = take_pages};
+  assert_int_equal(mr_kv_open_on(&e->kv, &e->m->c, MR_KV_F32, 100, &e->pages, err), MR_OK);
+  return mr_forward_open_gpu(&e->f, e->m, e->dev, e->kv, MR_GPU_EXACT, MAX_TOKENS, MAX_TOKENS, err);
+}
+
 static mr_code engine_open(engine *e, const char *path, const char *isa, mr_err *err) {
   *e = (engine){.k = mr_kernels_get(isa), .pool = mr_pool_new(mr_pool_cpus(), 0)};
   assert_non_null(e->pool);
   mr_code rc = mr_model_open(&e->m, path, err);
   if (rc)
     return rc;
+  if (on_sim)
+    return open_sim(e, err);
   assert_int_equal(mr_model_pack(e->m, e->k, MR_SCHEME_F32, e->pool, err), MR_OK);
   assert_int_equal(mr_kv_open(&e->kv, &e->m->c, MR_KV_F32, 100, err), MR_OK);
   assert_int_equal(mr_forward_open(&e->f, e->m, e->k, e->pool, e->kv, MAX_TOKENS, MAX_TOKENS, err),
@@ -110,6 +128,7 @@ static mr_code engine_open(engine *e, const char *path, const char *isa, mr_err 
 static void engine_close(engine *e) {
   mr_forward_close(e->f);
   mr_kv_close(e->kv);
+  mr_device_close(e->dev);
   mr_model_close(e->m);
   mr_pool_free(e->pool);
 }

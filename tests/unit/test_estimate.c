@@ -90,7 +90,7 @@ static void measured_on_a_model(void **state) {
   (void)state;
   const char *path = temp_path("tiny.gguf");
   mr_err err = MR_ERR_INIT;
-  mr_estimate e;
+  mr_time_estimate e;
   mr_engine_info info;
   assert_true(tiny_gguf_write(path, -1));
   mr_engine_opts o = {.model_path = path, .device = "cpu", .threads = 1, .kv_type = -1};
@@ -106,7 +106,14 @@ static void measured_on_a_model(void **state) {
     }
     const mr_sim_row rows[] = {{90, 0, 8, false}, {90, 64, 8, false}};
     list l = {rows, 2, 0};
-    assert_int_equal(mr_estimate_run(&e, &info, next, &l, &err), MR_OK);
+    mr_profile p = {.factor = {1, 1, 1, 1, 1}};
+    assert_int_equal(mr_estimate_run(&e, &info, &p, next, &l, &err), MR_OK);
+    double plain = e.seconds, steps = e.prefill_s + e.decode_s;
+    p.factor[MR_PART_GEMM] = 2;
+    l.at = 0;
+    assert_int_equal(mr_estimate_run(&e, &info, &p, next, &l, &err), MR_OK);
+    assert_true(fabs(e.seconds - plain - e.sim.gemm_s) < 1e-9 * plain);
+    assert_true(fabs(e.prefill_s + e.decode_s - steps - e.sim.gemm_s) < 1e-6 * plain);
     assert_true(e.seconds > e.load_s && e.sim.steps >= 8 && e.bound_by);
   }
   assert_int_equal(mr_mem_live(), 0);

@@ -155,6 +155,11 @@ static void scores(void **state) {
   assert_int_equal(parse(MR_CMD_SCORE, "--metric f1"), MR_E_USAGE);
   assert_int_equal(parse(MR_CMD_SCORE, "a -o -"), MR_E_USAGE);
   assert_int_equal(parse(MR_CMD_RUN, "a -m M -o - --score-metric f1"), MR_E_USAGE);
+  assert_int_equal(parse(MR_CMD_RUN, "a -m M -o o --score-ref -"), MR_E_USAGE);
+  assert_int_equal(parse(MR_CMD_SCORE, "- --ref -"), MR_E_USAGE);
+  assert_int_equal(parse(MR_CMD_SCORE, "- --ref r"), MR_OK);
+  assert_int_equal(parse(MR_CMD_RUN, "a -m M -o o --score-extract x"), MR_OK);
+  assert_true(mr_job_has_score(&job));
   assert_int_equal(parse(MR_CMD_RUN, "a -m M -o o"), MR_OK);
   assert_false(mr_job_has_score(&job));
 }

@@ -45,7 +45,7 @@ static void acquire(const char *kind, int32_t *chain) {
   mr_err err = MR_ERR_INIT;
   int n = (int)strlen(kind);
   assert_int_equal(mr_prefix_room(tree, n, &err), MR_OK);
-  mr_prefix_acquire(tree, prompt(kind), n, chain);
+  mr_prefix_acquire(tree, 0, prompt(kind), n, chain);
 }
 
 static void release(const char *kind, const int32_t *chain, uint64_t age) {
@@ -74,7 +74,7 @@ static void chains(void **state) {
   (void)state;
   int32_t a[4], b[4];
   acquire("1234", a);
-  assert_int_equal(mr_prefix_unheld(tree, prompt("1256"), 4), 2);
+  assert_int_equal(mr_prefix_unheld(tree, 0, prompt("1256"), 4), 2);
   acquire("1256", b);
   assert_int_equal(mr_prefix_held(tree), 6);
   assert_true(a[0] == b[0] && a[1] == b[1] && a[2] != b[2]);
@@ -119,7 +119,7 @@ static void pages(void **state) {
   assert_int_equal(mr_prefix_cached(tree), 2);
   assert_true(mr_prefix_page(tree, b[1]) >= 0 && mr_prefix_page(tree, b[2]) < 0);
   assert_int_equal(mr_prefix_evict(tree, 1), 1); /* the leaf goes first */
-  assert_int_equal(mr_prefix_unheld(tree, prompt("1234"), 4), 2);
+  assert_int_equal(mr_prefix_unheld(tree, 0, prompt("1234"), 4), 2);
   acquire("1234", a);
   assert_true(mr_prefix_page(tree, a[2]) >= 0 && mr_prefix_page(tree, a[3]) < 0);
   release("1256", b, 2);
@@ -157,11 +157,11 @@ static void partial(void **state) {
   int32_t ids[B];
   memcpy(ids, prompt("2"), sizeof ids);
   ids[20] = 9999;
-  assert_int_equal(mr_prefix_partial(tree, a[0], ids, B, &page), 20);
+  assert_int_equal(mr_prefix_partial(tree, 0, a[0], ids, B, &page), 20);
   assert_int_equal(page, mr_prefix_page(tree, a[1]));
-  assert_int_equal(mr_prefix_partial(tree, a[0], ids, 11, &page), 11);
-  assert_int_equal(mr_prefix_partial(tree, -1, ids, B, &page), 0);
-  assert_int_equal(mr_prefix_partial(tree, a[1], ids, B, &page), 0);
+  assert_int_equal(mr_prefix_partial(tree, 0, a[0], ids, 11, &page), 11);
+  assert_int_equal(mr_prefix_partial(tree, 0, -1, ids, B, &page), 0);
+  assert_int_equal(mr_prefix_partial(tree, 0, a[1], ids, B, &page), 0);
   release("12", a, 1);
   assert_int_equal(mr_prefix_evict(tree, 2), 2);
 }

@@ -70,15 +70,16 @@ static void what_was_put_comes_back(void **state) {
   for (int i = 0; i < 4 * BLOCK; i++)
     tokens[i] = i;
   memset(page, 7, sizeof page);
-  assert_false(mr_prefixstore_get(s, tokens, BLOCK, got));
-  mr_prefixstore_put(s, tokens, BLOCK, page);
-  assert_true(mr_prefixstore_get(s, tokens, BLOCK, got));
+  assert_false(mr_prefixstore_get(s, 0, tokens, BLOCK, got));
+  mr_prefixstore_put(s, 0, tokens, BLOCK, page);
+  assert_true(mr_prefixstore_get(s, 0, tokens, BLOCK, got));
   assert_memory_equal(page, got, PAGE);
-  assert_false(mr_prefixstore_get(s, tokens + 1, BLOCK, got));
-  assert_false(mr_prefixstore_get(s, tokens, 2 * BLOCK, got));
+  assert_false(mr_prefixstore_get(s, 0, tokens + 1, BLOCK, got));
+  assert_false(mr_prefixstore_get(s, 7, tokens, BLOCK, got));
+  assert_false(mr_prefixstore_get(s, 0, tokens, 2 * BLOCK, got));
   mr_prefixstore_close(s);
   s = open_store("b", 1 << 30); /* another model */
-  assert_false(mr_prefixstore_get(s, tokens, BLOCK, got));
+  assert_false(mr_prefixstore_get(s, 0, tokens, BLOCK, got));
   mr_prefixstore_close(s);
   assert_int_equal(each_file(remove_file), 1);
 }
@@ -103,14 +104,14 @@ static void damaged_files_are_written_anew(void **state) {
   mr_prefixstore *s = open_store("a", 1 << 30);
   for (int i = 0; i < 4; i++) {
     tokens[0] = i;
-    mr_prefixstore_put(s, tokens, BLOCK, page);
+    mr_prefixstore_put(s, 0, tokens, BLOCK, page);
   }
   assert_int_equal(each_file(flip), 4);
   for (int i = 0; i < 4; i++) {
     tokens[0] = i;
-    assert_false(mr_prefixstore_get(s, tokens, BLOCK, got));
-    mr_prefixstore_put(s, tokens, BLOCK, page);
-    assert_true(mr_prefixstore_get(s, tokens, BLOCK, got));
+    assert_false(mr_prefixstore_get(s, 0, tokens, BLOCK, got));
+    mr_prefixstore_put(s, 0, tokens, BLOCK, page);
+    assert_true(mr_prefixstore_get(s, 0, tokens, BLOCK, got));
   }
   mr_prefixstore_stats_get(s, &st);
   assert_int_equal(st.bad, 4);
@@ -130,11 +131,11 @@ static void the_directory_is_kept_small(void **state) {
   mr_prefixstore *s = open_store("a", 3 * (PAGE + 400));
   for (int i = 0; i < 6; i++) {
     tokens[0] = i;
-    mr_prefixstore_put(s, tokens, BLOCK, page);
+    mr_prefixstore_put(s, 0, tokens, BLOCK, page);
   }
   each_file(age);
   tokens[0] = 3;
-  assert_true(mr_prefixstore_get(s, tokens, BLOCK, got));
+  assert_true(mr_prefixstore_get(s, 0, tokens, BLOCK, got));
   snprintf(other, sizeof other, "%s/a/letter.txt", cache);
   int fd = open(other, O_CREAT | O_WRONLY, 0666);
   assert_int_equal(ftruncate(fd, 100000), 0);
@@ -142,7 +143,7 @@ static void the_directory_is_kept_small(void **state) {
   mr_prefixstore_close(s);
   assert_int_equal(each_file(NULL), 4);
   s = open_store("a", 1 << 20);
-  assert_true(mr_prefixstore_get(s, tokens, BLOCK, got));
+  assert_true(mr_prefixstore_get(s, 0, tokens, BLOCK, got));
   mr_prefixstore_close(s);
   each_file(remove_file);
 }

@@ -2,11 +2,13 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <errno.h>
 #include <string.h>
 #include <cmocka.h>
 
 #include "io/json.h"
 #include "io/mem.h"
+#include "io/sys.h"
 #include "io/zframe.h"
 #include "jobs/refs.h"
 #include "temp.h"
@@ -207,6 +209,53 @@ static void no_place(void **state) {
   unsetenv("TMPDIR");
 }
 
+/* The n-th call of one kind fails. */
+static int calls_left;
+
+static bool fails_now(void) {
+  if (calls_left-- != 0)
+    return false;
+  errno = EIO;
+  return true;
+}
+
+static ssize_t bad_write(int fd, const void *buf, size_t n) {
+  return fails_now() ? -1 : mr_sys_os.write(fd, buf, n);
+}
+
+static ssize_t bad_pread(int fd, void *buf, size_t n, off_t at) {
+  return fails_now() ? -1 : mr_sys_os.pread(fd, buf, n, at);
+}
+
+static void bad_disk(void **state) {
+  (void)state;
+  mr_refs *r;
+  mr_ref ref;
+  bool found;
+  const char *text = "{\"id\":\"a\",\"answer\":1}\n";
+  int64_t live = mr_mem_live();
+  mr_sys bad = mr_sys_os;
+  const char *path = temp_text("refs.jsonl", text);
+  bad.write = bad_write;
+  bad.pread = bad_pread;
+  calls_left = 0;
+  mr_err_clear(&err);
+  mr_sys_now = &bad;
+  mr_code rc = mr_refs_open(&r, &(mr_refs_opts){.files = &path, .n = 1}, &err);
+  mr_sys_now = &mr_sys_os;
+  assert_int_equal(rc, MR_E_IO);
+  assert_int_equal(mr_mem_live(), live);
+  assert_int_equal(open_text(&r, text, NULL, NULL), MR_OK);
+  calls_left = 0;
+  mr_sys_now = &bad;
+  rc = mr_refs_find(r, (mr_str){"a", 1}, &ref, &found, &err);
+  mr_sys_now = &mr_sys_os;
+  assert_int_equal(rc, MR_E_IO);
+  assert_false(found);
+  assert_string_equal(answers(r, "a"), "[1]"); /* it answers again when the disk does */
+  mr_refs_close(r);
+}
+
 static void memory(void **state) {
   (void)state;
   int64_t live = mr_mem_live();
@@ -234,9 +283,9 @@ static void memory(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(forms_of_lines), cmocka_unit_test(fields),
-                                     cmocka_unit_test(bad_lines),      cmocka_unit_test(too_long),
-                                     cmocka_unit_test(many),           cmocka_unit_test(files),
-                                     cmocka_unit_test(no_place),       cmocka_unit_test(memory)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(forms_of_lines), cmocka_unit_test(fields),   cmocka_unit_test(bad_lines),
+      cmocka_unit_test(too_long),       cmocka_unit_test(many),     cmocka_unit_test(files),
+      cmocka_unit_test(no_place),       cmocka_unit_test(bad_disk), cmocka_unit_test(memory)};
   return cmocka_run_group_tests(tests, temp_begin, temp_end);
 }

@@ -160,6 +160,41 @@ static void html_is_self_contained(void **state) {
 }
 
 /* A job of no rows has no chart, and no division by nothing. */
+/* What was scored, by groups whose names come from a file; or why nothing was. */
+static void html_of_scores(void **state) {
+  (void)state;
+  mr_report *r = make();
+  mr_err e = MR_ERR_INIT;
+  mr_text t = {0};
+  json_t *o = mr_report_to_json(r);
+  json_t *m = json_pack("{s:{s:f, s:n, s:n, s:i}}", "exact_match", "value", 0.25, "low", "high",
+                        "rows", 1234);
+  json_t *groups = json_object();
+  for (int i = 0; i < 120; i++) {
+    char name[32];
+    snprintf(name, sizeof name, "<g%d>", i);
+    assert_int_equal(json_object_set_new(groups, name, json_pack("{s:O}", "metrics", m)), 0);
+  }
+  json_t *score = json_pack("{s:i, s:i, s:o, s:o}", "missing", 7, "unreferenced", 0, "metrics", m,
+                            "groups", groups);
+  assert_int_equal(json_object_set_new(o, "score", score), 0);
+  assert_int_equal(mr_report_html(o, &t, &e), MR_OK);
+  assert_non_null(strstr(t.data, "<h2>Score</h2>"));
+  assert_non_null(strstr(t.data, "<td>exact_match</td><td>0.2500</td><td>–</td><td>–</td>"
+                                 "<td>1,234</td>"));
+  assert_non_null(strstr(t.data, "&lt;g99&gt; · exact_match"));
+  assert_null(strstr(t.data, "&lt;g100&gt;"));
+  assert_non_null(strstr(t.data, "first 100 of 120 groups"));
+  assert_null(strstr(t.data, "<g"));
+  mr_text_clear(&t);
+  assert_int_equal(json_object_set_new(o, "score", json_pack("{s:s}", "error", "a <b>")), 0);
+  assert_int_equal(mr_report_html(o, &t, &e), MR_OK);
+  assert_non_null(strstr(t.data, "<p>a &lt;b&gt;</p>"));
+  mr_text_free(&t);
+  json_decref(o);
+  drop(r);
+}
+
 static void html_of_nothing(void **state) {
   (void)state;
   mr_report *r = make();
@@ -181,6 +216,7 @@ int main(void) {
       cmocka_unit_test(json_has_its_keys),
       cmocka_unit_test(figures_are_right),
       cmocka_unit_test(html_is_self_contained),
+      cmocka_unit_test(html_of_scores),
       cmocka_unit_test(html_of_nothing),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

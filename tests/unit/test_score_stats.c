@@ -19,7 +19,7 @@ static void shares(void **state) {
   mr_stats s = {0};
   for (int i = 0; i < 10; i++)
     mr_stats_add(&s, i % 2, 1);
-  mr_estimate e = mr_stats_estimate(&s, 0, 1);
+  mr_mean e = mr_stats_estimate(&s, 0, 1);
   assert_int_equal(e.n, 10);
   near(e.mean, 0.5);
   near(e.error, 0.1666667); /* sqrt(2.5 / 9 / 10) */
@@ -42,7 +42,7 @@ static void zeros_are_rows(void **state) {
   for (int i = 0; i < 3; i++)
     mr_stats_add(&a, 0, 1);
   mr_stats_add_zeros(&b, 3);
-  mr_estimate x = mr_stats_estimate(&a, 0, 1), y = mr_stats_estimate(&b, 0, 1);
+  mr_mean x = mr_stats_estimate(&a, 0, 1), y = mr_stats_estimate(&b, 0, 1);
   assert_int_equal(x.n, y.n);
   near(x.mean, 0.3);
   near(x.mean, y.mean);
@@ -56,7 +56,7 @@ static void uneven(void **state) {
   mr_stats_add(&s, 1, 1);
   mr_stats_add(&s, 0.5, 1);
   mr_stats_add(&s, 0.75, 1);
-  mr_estimate e = mr_stats_estimate(&s, 0, 1);
+  mr_mean e = mr_stats_estimate(&s, 0, 1);
   near(e.mean, 0.75);
   near(e.error, 0.25 / sqrt(3)); /* the deviation is 0.25 */
   near(e.low, 0.75 - 1.959964 * e.error);
@@ -68,7 +68,7 @@ static void ratios(void **state) {
   mr_stats s = {0};
   mr_stats_add(&s, 10, 10);
   mr_stats_add(&s, 1, 2);
-  mr_estimate e = mr_stats_estimate(&s, 0, INFINITY);
+  mr_mean e = mr_stats_estimate(&s, 0, INFINITY);
   near(e.mean, 11.0 / 12);
   double r = 11.0 / 12, d = (10 - 10 * r) * (10 - 10 * r) + (1 - 2 * r) * (1 - 2 * r);
   near(e.error, sqrt(d * 2) / 12);
@@ -79,7 +79,7 @@ static void too_few(void **state) {
   mr_stats s = {0};
   assert_true(isnan(mr_stats_estimate(&s, 0, 1).mean));
   mr_stats_add(&s, 1, 1);
-  mr_estimate e = mr_stats_estimate(&s, 0, 1);
+  mr_mean e = mr_stats_estimate(&s, 0, 1);
   near(e.mean, 1);
   assert_true(isnan(e.error) && isnan(e.low) && isnan(e.high));
 }

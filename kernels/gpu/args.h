@@ -1,0 +1,233 @@
+/* args.h: what the host and the GPU's kernels share: each kernel's argument, and the list of
+ * kernels. C11 and C++. Pointers are the device's. A kernel takes one struct by value.
+ *
+ * A matrix of weights or of packed rows is bfloat16 [n, k padded to MR_GPU_K]; in exact mode a
+ * second plane of the same shape, `plane` elements on, holds what rounding left (so a number has 16
+ * bits); plane 0: there is none. Other buffers are float32 [rows, ld].
+ */
+#ifndef MR_KERNELS_GPU_ARGS_H
+#define MR_KERNELS_GPU_ARGS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef uint16_t mr_gpu_bf16;
+
+#define MR_GPU_K 64       /* columns of a packed row are a multiple of it */
+#define MR_GPU_PAGE 32    /* tokens a page of keys and values: MR_KV_BLOCK */
+#define MR_GPU_SPLIT 256  /* keys whose sums are made apart and then merged, from position 0 */
+#define MR_GPU_VALUES 128 /* value columns of a head that one block computes at most */
+#define MR_GPU_WARPS 4    /* of the blocks of all kernels but attention, which may have fewer */
+#define MR_GPU_ROWS 16    /* of a warp in matrix products */
+#define MR_GPU_Q8_GROUP 32
+/* of attention's shared memory: floats of a row of scores, bfloat16 of a row of weights, floats of
+ * a row's state */
+#define MR_GPU_S_LD 36
+#define MR_GPU_P_LD 40
+#define MR_GPU_STAT 6
+
+enum mr_gpu_norm_kind { MR_GPU_NORM_NONE, MR_GPU_NORM_RMS, MR_GPU_NORM_LAYER };
+/* as mr_act of kernels.h, and two with parameters */
+enum mr_gpu_act {
+  MR_GPU_SILU,
+  MR_GPU_GELU,
+  MR_GPU_GELU_TANH,
+  MR_GPU_RELU,
+  MR_GPU_RELU2,
+  MR_GPU_QUICK_GELU,
+  MR_GPU_XIELU,  /* act_p: slope above 0, slope below, beta, eps */
+  MR_GPU_CLAMPED /* act_p: alpha, limit */
+};
+
+typedef struct mr_gpu_norm {
+  const float *w, *b; /* [cols], or NULL */
+  float eps;
+  int32_t kind;
+} mr_gpu_norm;
+
+/* x[row] = embedding of token[row] * scale (+ position[pos[row]]); a block a row. */
+typedef struct mr_gpu_embed {
+  float *x;
+  size_t ld;
+  const mr_gpu_bf16 *w; /* [n_vocab, k] */
+  size_t plane;
+  const int32_t *token, *pos; /* [rows] */
+  const float *position;      /* [context, cols], or NULL */
+  float scale;
+  int32_t cols, k;
+} mr_gpu_embed;
+
+/* out[row] = f(x[from[row]]) rounded: f is x; norm(x); norm(act(x) * up). A block a row. */
+typedef struct mr_gpu_pack {
+  const float *x, *up; /* up may be NULL */
+  size_t ld, ld_up;
+  mr_gpu_bf16 *out; /* [rows, k] */
+  size_t plane;
+  const int32_t *from; /* [rows], or NULL: its own number */
+  const float *factor; /* [rows] on the result, or NULL */
+  mr_gpu_norm norm;
+  float act_p[4];
+  int32_t gate; /* 1: act(x) * up, else x */
+  int32_t act;
+  int32_t cols, k;
+} mr_gpu_pack;
+
+/* y[m, n] = a[m, k] w[n, k]^T + bias (+ y). Blocks: (ceil(n / 64), ceil(m / tile rows)). */
+typedef struct mr_gpu_gemm {
+  const mr_gpu_bf16 *a, *w;
+  size_t a_plane, w_plane;
+  const int8_t *w8;    /* in place of w: [n, k], times ... */
+  const float *scales; /* ... [n, k / MR_GPU_Q8_GROUP] */
+  const float *bias;   /* [n], or NULL */
+  float *y;
+  size_t ld;
+  int32_t m, n, k;
+  int32_t accumulate;
+} mr_gpu_gemm;
+
+/* x[row] = norm(x[row]), over cols; or with t: x[row] += norm(t[row]) * scale. A block a row. */
+typedef struct mr_gpu_rows {
+  float *x;
+  const float *t;
+  size_t ld, ld_t;
+  mr_gpu_norm norm;
+  float scale;
+  int32_t cols;
+} mr_gpu_rows;
+
+/* x[row, cols] times scale, then cap * tanh(x / cap) where cap > 0. Blocks: (ceil(cols / 1024),
+ * rows). */
+typedef struct mr_gpu_finish {
+  float *x;
+  size_t ld;
+  float scale, cap;
+  int32_t cols;
+} mr_gpu_finish;
+
+/* Norms and rotates q and k in place, stores k and v in their pages. A warp a head: blocks (rows,
+ * ceil((n_heads + n_kv_heads) / MR_GPU_WARPS)); shared: MR_GPU_WARPS * head_dim floats. */
+typedef struct mr_gpu_heads {
+  float *q, *k;
+  const float *v; /* NULL: k itself, once it is ready (latents) */
+  size_t ld_q, ld_k, ld_v;
+  const float *q_norm, *k_norm; /* [dims], or [heads, dims] where each; or NULL */
+  const float *rope;            /* [rows, n_rot]: cosines, then sines */
+  const float *temper;          /* [rows] on q, or NULL */
+  const int32_t *pos, *page;    /* [rows]: position, and the page that holds it */
+  uint8_t *pages;
+  size_t page_bytes, layer_offset, part_bytes;
+  float eps, clip; /* clip 0: none */
+  int32_t n_heads, n_kv_heads, head_dim;
+  int32_t k_dims;                         /* of k are normed */
+  int32_t norm;                           /* MR_GPU_NORM_NONE: neither */
+  int32_t bare;                           /* norms where there are no weights, too */
+  int32_t each, late;                     /* late: after rope */
+  int32_t n_rot, rope_first, interleaved; /* n_rot 0: none */
+  int32_t wide;                           /* keys and values are float32, not bfloat16 */
+} mr_gpu_heads;
+
+/* Query rows of one run: its rows are (token, head of the group), token by token. */
+typedef struct mr_gpu_tile {
+  int32_t row;   /* of the run's first token in the step */
+  int32_t pos;   /* of that token */
+  int32_t first; /* of the run's query rows */
+  int32_t n;     /* query rows */
+  int32_t table; /* where the run's pages begin in `table` */
+} mr_gpu_tile;
+
+/* Where things lie in the shared memory of attention, and how long rows are (shape.h). */
+typedef struct mr_gpu_attn_shared {
+  int32_t values;               /* value columns of a block, a multiple of 16 */
+  int32_t q_ld, v_ld;           /* elements of a row of q and k, of v */
+  uint32_t q, k, v, s, p, stat; /* byte offsets */
+  uint32_t bytes;
+} mr_gpu_attn_shared;
+
+/* Attention of the query heads of one key head to its keys. Blocks: (tiles, n_kv_heads * chunks of
+ * values, splits of keys or 1); warps * 16 rows a tile. */
+typedef struct mr_gpu_attn {
+  const float *q; /* [rows, n_heads * head_dim] */
+  float *out;
+  size_t ld_q, ld_out;
+  const uint8_t *pages;
+  size_t page_bytes, layer_offset, part_bytes;
+  const mr_gpu_tile *tiles;
+  const int32_t *table;
+  /* [tiles, n_kv_heads * chunks, splits, warps * 16, values + 2]: sums, maximum and weight of a
+   * split, to be merged; NULL: the block does all splits and merges */
+  float *parts;
+  /* [tiles, n_kv_heads * chunks, warps * 16]: 1: a row whose scores left the unified form's range.
+   * merge_uni writes it; the running form computes only these rows, if it is not NULL */
+  int32_t *redo;
+  const float *slopes, *sinks; /* [n_heads], or NULL */
+  float scale, softcap;
+  float phi, reach; /* unified form: what is subtracted; how far a row's maximum may be from it */
+  int32_t group, head_dim, ys, chunks, splits; /* ys: n_kv_heads * chunks */
+  int32_t window, chunk;
+  int32_t warps, stages; /* stages: 2 where a page can be read ahead, else 1 */
+  mr_gpu_attn_shared at;
+} mr_gpu_attn;
+
+/* out[t] = sum over its slots i of weight[i] * y[slot[i]], in order. A block a token. */
+typedef struct mr_gpu_mix {
+  float *out;
+  const float *y;
+  size_t ld_out, ld_y;
+  const float *weight; /* [tokens, each] */
+  const int32_t *slot; /* [tokens, each] */
+  int32_t each, cols;
+} mr_gpu_mix;
+
+/* out[row] = sigmoid(norm(x[row]) . w). A block a row. */
+typedef struct mr_gpu_dot {
+  const float *x, *w;
+  float *out;
+  size_t ld;
+  mr_gpu_norm norm;
+  int32_t cols;
+} mr_gpu_dot;
+
+/* X(name, argument): all kernels. gemm: rows a tile, then how numbers are held. */
+#define MR_GPU_KERNELS(X)                                                                          \
+  X(embed, mr_gpu_embed)                                                                           \
+  X(pack, mr_gpu_pack)                                                                             \
+  X(gemm16_bf16, mr_gpu_gemm)                                                                      \
+  X(gemm64_bf16, mr_gpu_gemm)                                                                      \
+  X(gemm16_pair, mr_gpu_gemm)                                                                      \
+  X(gemm64_pair, mr_gpu_gemm)                                                                      \
+  X(gemm16_q8, mr_gpu_gemm)                                                                        \
+  X(gemm64_q8, mr_gpu_gemm)                                                                        \
+  X(norm, mr_gpu_rows)                                                                             \
+  X(add, mr_gpu_rows)                                                                              \
+  X(finish, mr_gpu_finish)                                                                         \
+  X(heads, mr_gpu_heads)                                                                           \
+  X(attn_bf16, mr_gpu_attn)                                                                        \
+  X(attn_wide, mr_gpu_attn)                                                                        \
+  X(attn_uni_bf16, mr_gpu_attn)                                                                    \
+  X(attn_uni_wide, mr_gpu_attn)                                                                    \
+  X(merge, mr_gpu_attn)                                                                            \
+  X(merge_uni, mr_gpu_attn)                                                                        \
+  X(mix, mr_gpu_mix)                                                                               \
+  X(dot, mr_gpu_dot)
+
+typedef enum mr_gpu_kernel {
+#define MR_GPU_ID(name, args) MR_GPU_##name,
+  MR_GPU_KERNELS(MR_GPU_ID)
+#undef MR_GPU_ID
+      MR_GPU_N_KERNELS
+} mr_gpu_kernel;
+
+/* ------------------------------------------------------------------ shared memory, bytes */
+
+#define MR_GPU_GEMM_LD (MR_GPU_K + 8) /* a padded row: its 16-byte parts fall into all banks */
+#define MR_GPU_GEMM_COLS 64
+#define MR_GPU_GEMM_STAGES 2
+
+/* planes: 1, or 2 in exact mode; q8: the raw tiles beside */
+#define MR_GPU_GEMM_SHARED(rows, planes, q8)                                                       \
+  ((size_t)MR_GPU_GEMM_STAGES * ((rows) + MR_GPU_GEMM_COLS) * MR_GPU_GEMM_LD * 2 * (planes) +      \
+   (q8) * (size_t)MR_GPU_GEMM_STAGES * MR_GPU_GEMM_COLS * (MR_GPU_K + 16))
+
+#define MR_GPU_REDUCE_SHARED (2 * MR_GPU_WARPS * sizeof(float)) /* of kernels with a norm */
+
+#endif

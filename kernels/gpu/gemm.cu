@@ -1,0 +1,161 @@
+/* gemm.cu: y = x w^T through matrix instructions. A block makes ROWS x 64 of y; K is streamed
+ * through two buffers of shared memory, so that one is filled while the other is used
+ * (FlashDecoding++, Hong et al. 2023: flat GEMM, 16 rows for few tokens). Whatever the tile, an
+ * element's products are added along K in one order.
+ *
+ * PAIR: both sides have a second plane with what rounding left; three products then give 16 bits
+ * (the fourth is below them). Q8: weights are int8 with a scale for 32, widened in the tile.
+ */
+#include "kernels/gpu/gpu.h"
+
+enum gemm_numbers { GEMM_BF16, GEMM_PAIR, GEMM_Q8 };
+
+#define LD MR_GPU_GEMM_LD
+#define COLS MR_GPU_GEMM_COLS
+#define STAGES MR_GPU_GEMM_STAGES
+
+template <int ROWS, int KIND> struct gemm_shared {
+  enum { PLANES = KIND == GEMM_PAIR ? 2 : 1 };
+  mr_gpu_bf16 a[STAGES][PLANES][ROWS][LD], w[STAGES][PLANES][COLS][LD];
+};
+
+struct gemm_raw { /* behind it, for Q8 */
+  int8_t w[COLS][MR_GPU_K + 16];
+};
+
+/* Rows past the end repeat the last one: their sums are not stored. */
+template <int N>
+MR_FN void stage_rows(mr_gpu_bf16 (*to)[LD], const mr_gpu_bf16 *from, int first, int rows, int k,
+                      int k0) {
+  for (int i = MR_THREAD; i < N * (MR_GPU_K / 8); i += MR_THREADS) {
+    int r = i / (MR_GPU_K / 8), c = i % (MR_GPU_K / 8) * 8;
+    int row = mr_imin(first + r, rows - 1);
+    mr_async16(&to[r][c], from + (size_t)row * (size_t)k + (size_t)(k0 + c));
+  }
+}
+
+MR_FN void stage_raw(gemm_raw *to, const mr_gpu_gemm &a, int n0, int k0) {
+  for (int i = MR_THREAD; i < COLS * (MR_GPU_K / 16); i += MR_THREADS) {
+    int r = i / (MR_GPU_K / 16), c = i % (MR_GPU_K / 16) * 16;
+    int row = mr_imin(n0 + r, a.n - 1);
+    mr_async16(&to->w[r][c], a.w8 + (size_t)row * (size_t)a.k + (size_t)(k0 + c));
+  }
+}
+
+template <int ROWS, int KIND>
+MR_FN void stage(gemm_shared<ROWS, KIND> *s, gemm_raw *raw, int to, const mr_gpu_gemm &a, int m0,
+                 int n0, int k0) {
+  MR_UNROLL
+  for (int p = 0; p < gemm_shared<ROWS, KIND>::PLANES; p++) {
+    stage_rows<ROWS>(s->a[to][p], a.a + (size_t)p * a.a_plane, m0, a.m, a.k, k0);
+    if (KIND != GEMM_Q8)
+      stage_rows<COLS>(s->w[to][p], a.w + (size_t)p * a.w_plane, n0, a.n, a.k, k0);
+  }
+  if (KIND == GEMM_Q8)
+    stage_raw(raw + to, a, n0, k0);
+  mr_async_commit();
+}
+
+MR_FN void widen(mr_gpu_bf16 (*w)[LD], const gemm_raw *raw, const mr_gpu_gemm &a, int n0, int k0) {
+  int groups = a.k / MR_GPU_Q8_GROUP;
+  for (int i = MR_THREAD; i < COLS * (MR_GPU_K / 8); i += MR_THREADS) {
+    int r = i / (MR_GPU_K / 8), c = i % (MR_GPU_K / 8) * 8;
+    size_t row = (size_t)mr_imin(n0 + r, a.n - 1);
+    float scale = a.scales[row * (size_t)groups + (size_t)((k0 + c) / MR_GPU_Q8_GROUP)];
+    MR_UNROLL
+    for (int j = 0; j < 8; j++)
+      w[r][c + j] = mr_narrow((float)raw->w[r][c + j] * scale);
+  }
+}
+
+/* One warp's 16 rows times COLUMNS/16 tiles of columns, over one stage. */
+template <int ROWS, int KIND, int TILES>
+MR_FN void multiply(mr_frag_c *c, const gemm_shared<ROWS, KIND> *s, int at, int row, int col) {
+  MR_UNROLL
+  for (int k = 0; k < MR_GPU_K; k += 16) {
+    mr_frag_a high, low;
+    mr_load_a(high, &s->a[at][0][row][k], LD);
+    if (KIND == GEMM_PAIR)
+      mr_load_a(low, &s->a[at][gemm_shared<ROWS, KIND>::PLANES - 1][row][k], LD);
+    MR_UNROLL
+    for (int t = 0; t < TILES; t++) {
+      mr_frag_b w;
+      mr_load_b(w, &s->w[at][0][col + 16 * t][k], LD);
+      mr_mma(c[t], high, w);
+      if (KIND == GEMM_PAIR) {
+        mr_mma(c[t], low, w);
+        mr_load_b(w, &s->w[at][gemm_shared<ROWS, KIND>::PLANES - 1][col + 16 * t][k], LD);
+        mr_mma(c[t], high, w);
+      }
+    }
+  }
+}
+
+MR_FN void put(const mr_gpu_gemm &a, const mr_frag_c &c, int m0, int n0) {
+  MR_UNROLL
+  for (int i = 0; i < MR_C; i++) {
+    int m = m0 + mr_row(i), n = n0 + mr_col(i);
+    if (m >= a.m || n >= a.n)
+      continue;
+    float *y = a.y + (size_t)m * a.ld + (size_t)n;
+    float sum = a.bias ? c.r[i] + a.bias[n] : c.r[i];
+    *y = a.accumulate ? sum + *y : sum;
+  }
+}
+
+template <int ROWS, int KIND> MR_FN void gemm(const mr_gpu_gemm &a) {
+  /* 16 rows: the warps share the columns; 64: the rows */
+  enum { TILES = ROWS == 16 ? 1 : COLS / 16 };
+  gemm_shared<ROWS, KIND> *s = (gemm_shared<ROWS, KIND> *)mr_shared();
+  gemm_raw *raw = (gemm_raw *)(s + 1);
+  int n0 = MR_BLOCK(0) * COLS, m0 = MR_BLOCK(1) * ROWS, steps = a.k / MR_GPU_K;
+  int warp = MR_THREAD / MR_WARP, row = ROWS == 16 ? 0 : 16 * warp,
+      col = ROWS == 16 ? 16 * warp : 0;
+  mr_frag_c c[TILES];
+  MR_UNROLL
+  for (int t = 0; t < TILES; t++)
+    mr_zero(c[t]);
+  stage(s, raw, 0, a, m0, n0, 0);
+  for (int i = 0; i < steps; i++) {
+    if (i + 1 < steps) {
+      stage(s, raw, (i + 1) % STAGES, a, m0, n0, (i + 1) * MR_GPU_K);
+      mr_async_wait<1>();
+    } else {
+      mr_async_wait<0>();
+    }
+    MR_BARRIER();
+    if (KIND == GEMM_Q8) {
+      widen(s->w[i % STAGES][0], raw + i % STAGES, a, n0, i * MR_GPU_K);
+      MR_BARRIER();
+    }
+    if (m0 + row < a.m)
+      multiply<ROWS, KIND, TILES>(c, s, i % STAGES, row, col);
+    MR_BARRIER();
+  }
+  MR_UNROLL
+  for (int t = 0; t < TILES; t++)
+    put(a, c[t], m0 + row, n0 + col + 16 * t);
+}
+
+#undef LD
+#undef COLS
+#undef STAGES
+
+MR_GPU_KERNEL(gemm16_bf16, mr_gpu_gemm, MR_GPU_WARPS) {
+  gemm<16, GEMM_BF16>(a);
+}
+MR_GPU_KERNEL(gemm64_bf16, mr_gpu_gemm, MR_GPU_WARPS) {
+  gemm<64, GEMM_BF16>(a);
+}
+MR_GPU_KERNEL(gemm16_pair, mr_gpu_gemm, MR_GPU_WARPS) {
+  gemm<16, GEMM_PAIR>(a);
+}
+MR_GPU_KERNEL(gemm64_pair, mr_gpu_gemm, MR_GPU_WARPS) {
+  gemm<64, GEMM_PAIR>(a);
+}
+MR_GPU_KERNEL(gemm16_q8, mr_gpu_gemm, MR_GPU_WARPS) {
+  gemm<16, GEMM_Q8>(a);
+}
+MR_GPU_KERNEL(gemm64_q8, mr_gpu_gemm, MR_GPU_WARPS) {
+  gemm<64, GEMM_Q8>(a);
+}

@@ -1,0 +1,314 @@
+/* The rows of a step that have an adapter are sorted by it and cut into chunks. Two phases follow
+ * the base's GEMM: A times each chunk's rows, for all matrices of the operation at once; then B
+ * times that, chunk by chunk and matrix by matrix, added to y. Neither the sorting nor the cutting
+ * changes bits: a row's sums are its own. */
+#include "src/backend_cpu_lora.h"
+
+#include <string.h>
+
+#include "io/mem.h"
+#include "io/sys.h"
+
+#define CHUNK 48 /* rows: a multiple of the row tiles of all kernels */
+#define SMALL 24 /* ... where there are few */
+#define PANELS 8 /* an item of the second phase */
+
+typedef struct chunk { /* slots of one adapter */
+  int adapter, slot, n;
+} chunk;
+
+struct mr_cpu_lora_rows {
+  int n;         /* rows with an adapter */
+  int32_t *row;  /* [n] which rows these are, sorted by adapter; owned, as the others */
+  int32_t *slot; /* [max_tokens] the place of a row among them, or -1 */
+  chunk *chunks;
+  int n_chunks;
+};
+
+struct mr_cpu_lora {
+  const mr_lora *l;
+  const mr_gemm_ops *gemm;
+  int workers;
+  int32_t *adapter; /* [max_tokens] of each token, from 1; 0: none; owned, as the others */
+  int32_t *first;   /* [adapters + 1] of a counting sort */
+  mr_cpu_lora_rows all, wanted;
+  uint8_t *x; /* [max_tokens] packed input rows */
+  float *t;   /* [max_tokens, t_ld]: A x */
+  size_t t_ld;
+  uint8_t *mid; /* [MR_LINEAR_MAX, max_tokens] packed rows of it, for each matrix */
+  size_t mid_bytes, mid_plane;
+  float *out;       /* [workers, CHUNK * out_ld] */
+  float *own_t;     /* [workers, CHUNK * t_ld] */
+  uint8_t *own_mid; /* [workers, CHUNK * mid_bytes] */
+  size_t out_ld;
+};
+
+/* ------------------------------------------------------------------ open and close */
+
+static bool take_rows(mr_cpu_lora_rows *r, size_t n) {
+  r->row = mr_mem_alloc(n, sizeof *r->row);
+  r->slot = mr_mem_alloc(n, sizeof *r->slot);
+  r->chunks = mr_mem_alloc(n, sizeof *r->chunks);
+  return r->row && r->slot && r->chunks;
+}
+
+static void free_rows(mr_cpu_lora_rows *r) {
+  mr_mem_free(r->row);
+  mr_mem_free(r->slot);
+  mr_mem_free(r->chunks);
+}
+
+bool mr_cpu_lora_open(mr_cpu_lora **out, const mr_cpu *c) {
+  const mr_lora *l = c->m->lora;
+  size_t n = (size_t)c->max_tokens, bytes;
+  if (!l)
+    return true;
+  mr_cpu_lora *x = *out = mr_mem_alloc(1, sizeof *x);
+  if (!x)
+    return false;
+  x->l = l;
+  x->gemm = &c->k->gemm[l->scheme];
+  x->workers = c->workers;
+  int ranks = l->most_ranks > 0 ? l->most_ranks : 1;
+  x->t_ld = ((size_t)ranks + 15) & ~(size_t)15;
+  x->mid_bytes = x->gemm->row_bytes(ranks);
+  x->mid_plane = n * x->mid_bytes;
+  x->out_ld = (size_t)PANELS * (size_t)x->gemm->nr;
+  x->adapter = mr_mem_alloc(n, sizeof *x->adapter);
+  x->first = mr_mem_alloc((size_t)l->n + 1, sizeof *x->first);
+  x->t = mr_mem_pages(n * x->t_ld * sizeof *x->t);
+  x->mid = mr_mem_pages(MR_LINEAR_MAX * x->mid_plane);
+  x->out = mr_mem_pages((size_t)c->workers * CHUNK * x->out_ld * sizeof *x->out);
+  x->own_t = mr_mem_pages((size_t)c->workers * CHUNK * x->t_ld * sizeof *x->own_t);
+  x->own_mid = mr_mem_pages((size_t)c->workers * CHUNK * x->mid_bytes);
+  x->x = mr_mem_mul(n, x->gemm->row_bytes(l->widest > 0 ? l->widest : 1), &bytes)
+             ? mr_mem_pages(bytes)
+             : NULL;
+  return take_rows(&x->all, n) && take_rows(&x->wanted, n) && x->adapter && x->first && x->x &&
+         x->t && x->mid && x->out && x->own_t && x->own_mid;
+}
+
+void mr_cpu_lora_close(mr_cpu_lora *x) {
+  if (!x)
+    return;
+  free_rows(&x->all);
+  free_rows(&x->wanted);
+  mr_mem_free(x->adapter);
+  mr_mem_free(x->first);
+  mr_mem_free(x->x);
+  mr_mem_free(x->t);
+  mr_mem_free(x->mid);
+  mr_mem_free(x->out);
+  mr_mem_free(x->own_t);
+  mr_mem_free(x->own_mid);
+  mr_mem_free(x);
+}
+
+/* ------------------------------------------------------------------ the rows of a step */
+
+/* Rows 0..n-1, of which row i is token at[i] (NULL: i), sorted by adapter. */
+static void sort_rows(mr_cpu_lora *x, mr_cpu_lora_rows *r, int n, const int32_t *at) {
+  int32_t *first = x->first;
+  memset(first, 0, ((size_t)x->l->n + 1) * sizeof *first);
+  for (int i = 0; i < n; i++)
+    first[x->adapter[at ? at[i] : i]]++;
+  int32_t sum = 0, none = first[0];
+  for (int a = 1; a <= x->l->n; a++) {
+    int32_t count = first[a];
+    first[a] = sum;
+    sum += count;
+  }
+  r->n = n - none;
+  for (int i = 0; i < n; i++) {
+    int32_t a = x->adapter[at ? at[i] : i];
+    r->slot[i] = a ? first[a]++ : -1;
+    if (a)
+      r->row[r->slot[i]] = i;
+  }
+  int most = r->n < 2 * CHUNK * x->workers ? SMALL : CHUNK;
+  r->n_chunks = 0;
+  for (int a = 1, s = 0; a <= x->l->n; a++) /* first[a] is now the end of a's rows */
+    for (; s < first[a]; s += r->chunks[r->n_chunks++].n)
+      r->chunks[r->n_chunks] = (chunk){a - 1, s, first[a] - s < most ? first[a] - s : most};
+}
+
+void mr_cpu_lora_begin(mr_cpu_lora *x, const mr_batch *batch) {
+  if (!x)
+    return;
+  int at = 0;
+  for (int r = 0; r < batch->n_runs; r++)
+    for (int i = 0; i < batch->runs[r].n; i++)
+      x->adapter[at++] = batch->runs[r].adapter;
+  sort_rows(x, &x->all, batch->n_tokens, NULL);
+  sort_rows(x, &x->wanted, batch->n_wanted, batch->wanted);
+}
+
+const mr_cpu_lora_rows *mr_cpu_lora_rows_of(const mr_cpu_lora *x, const mr_linear *op) {
+  const mr_cpu_lora_rows *r = !x ? NULL : op->wanted ? &x->wanted : &x->all;
+  bool any = false;
+  for (int i = 0; i < op->n; i++)
+    any = any || op->w[i]->lora;
+  return r && r->n > 0 && any ? r : NULL;
+}
+
+void mr_cpu_lora_take(mr_cpu_lora *x, const mr_cpu_lora_rows *rows, int row, const float *line,
+                      int k) {
+  if (rows && rows->slot[row] >= 0)
+    x->gemm->pack_row(x->x + (size_t)rows->slot[row] * x->gemm->row_bytes(k), line, k);
+}
+
+int mr_cpu_lora_of(const mr_cpu_lora *x, int token) {
+  return x ? x->adapter[token] - 1 : -1;
+}
+
+void mr_cpu_lora_embed(const mr_cpu *c, float *y, int token, int32_t id) {
+  int a = mr_cpu_lora_of(c->lora, token), d = c->m->c.d_model;
+  if (a < 0)
+    return;
+  const mr_lora_embed *e = &c->m->lora->embed[a];
+  for (int r = 0; r < e->rank; r++)
+    c->k->axpy(y, e->b + (size_t)r * (size_t)d, e->a[(size_t)id * (size_t)e->rank + (size_t)r], d);
+}
+
+/* ------------------------------------------------------------------ the two phases */
+
+typedef struct job {
+  mr_cpu *c;
+  mr_cpu_lora *x;
+  const mr_cpu_lora_rows *rows;
+  const mr_linear *op;
+  int k;
+  int first[MR_LINEAR_MAX + 1]; /* items of the second phase before matrix i, in one chunk */
+} job;
+
+static const mr_lora_link *link_of(const job *j, int i, int adapter) {
+  const mr_lora_link *all = j->op->w[i]->lora;
+  return all ? &all[adapter] : NULL;
+}
+
+static int panels_of(const mr_cpu_lora *x, int n) {
+  return (n + x->gemm->nr - 1) / x->gemm->nr;
+}
+
+static void go_down(void *ctx, int item, int worker) {
+  const job *j = ctx;
+  mr_cpu_lora *x = j->x;
+  const chunk *h = &j->rows->chunks[item];
+  const mr_gemm_ops *g = x->gemm;
+  const mr_lora_down *last = NULL;
+  float *t = x->t + (size_t)h->slot * x->t_ld;
+  (void)worker;
+  for (int i = 0; i < j->op->n; i++) {
+    const mr_lora_link *y = link_of(j, i, h->adapter);
+    if (!y || !y->down)
+      continue;
+    if (y->down != last) {
+      last = y->down;
+      g->gemm(t, x->t_ld, x->x + (size_t)h->slot * g->row_bytes(j->k), h->n, last->packed, 0,
+              panels_of(x, last->ranks), last->ranks, j->k, NULL, 0);
+    }
+    uint8_t *mid = x->mid + (size_t)i * x->mid_plane + (size_t)h->slot * x->mid_bytes;
+    for (int r = 0; r < h->n; r++)
+      g->pack_row(mid + (size_t)r * g->row_bytes(y->rank), t + (size_t)r * x->t_ld + y->first,
+                  y->rank);
+  }
+}
+
+/* y of the chunk's rows, columns of panels p0..p1-1, += B t + bias. Rows that lie apart take a way
+ * round that gives the same bits. */
+static void add_up(const job *j, const chunk *h, int i, int p0, int p1, int worker) {
+  const mr_cpu_lora *x = j->x;
+  const mr_gemm_ops *g = x->gemm;
+  const mr_lora_link *y = link_of(j, i, h->adapter);
+  const int32_t *row = j->rows->row + h->slot;
+  int n = j->op->w[i]->n, col = p0 * g->nr, cols = (p1 * g->nr < n ? p1 * g->nr : n) - col;
+  const uint8_t *mid = x->mid + (size_t)i * x->mid_plane + (size_t)h->slot * x->mid_bytes;
+  mr_buf *to = j->op->y[i];
+  if (!y->down) {
+    for (int r = 0; y->bias && r < h->n; r++)
+      j->c->k->axpy(mr_cpu_row(to, row[r]) + col, y->bias + col, 1, cols);
+  } else if (row[h->n - 1] - row[0] == h->n - 1) {
+    g->gemm(mr_cpu_row(to, row[0]), to->ld, mid, h->n, y->up, p0, p1, n, y->rank, y->bias, 1);
+  } else {
+    float *out = x->out + (size_t)worker * CHUNK * x->out_ld;
+    g->gemm(out, x->out_ld, mid, h->n, y->up + (size_t)p0 * g->panel_bytes(y->rank), 0, p1 - p0,
+            cols, y->rank, y->bias ? y->bias + col : NULL, 0);
+    for (int r = 0; r < h->n; r++)
+      j->c->k->axpy(mr_cpu_row(to, row[r]) + col, out + (size_t)r * x->out_ld, 1, cols);
+  }
+}
+
+static void go_up(void *ctx, int item, int worker) {
+  const job *j = ctx;
+  const chunk *h = &j->rows->chunks[item / j->first[j->op->n]];
+  int at = item % j->first[j->op->n], i = 0;
+  while (at >= j->first[i + 1])
+    i++;
+  const mr_lora_link *y = link_of(j, i, h->adapter);
+  int total = panels_of(j->x, j->op->w[i]->n), p0 = (at - j->first[i]) * PANELS;
+  if (y && (y->down || y->bias))
+    add_up(j, h, i, p0, p0 + PANELS < total ? p0 + PANELS : total, worker);
+}
+
+static void count(job *j) {
+  for (int h = 0; h < j->rows->n_chunks; h++)
+    for (int i = 0; i < j->op->n; i++) {
+      const mr_lora_link *y = link_of(j, i, j->rows->chunks[h].adapter);
+      if (y && y->down)
+        j->c->base.stats.flops += 2.0 * j->rows->chunks[h].n * y->rank * (j->k + j->op->w[i]->n);
+    }
+}
+
+void mr_cpu_lora_linear(mr_cpu *c, const mr_cpu_lora_rows *rows, const mr_linear *op) {
+  if (!rows)
+    return;
+  job j = {.c = c, .x = c->lora, .rows = rows, .op = op, .k = op->w[0]->k};
+  double start = mr_sys_seconds();
+  for (int i = 0; i < op->n; i++)
+    j.first[i + 1] = j.first[i] + (panels_of(j.x, op->w[i]->n) + PANELS - 1) / PANELS;
+  mr_pool_run(c->pool, go_down, &j, rows->n_chunks);
+  mr_pool_run(c->pool, go_up, &j, rows->n_chunks * j.first[op->n]);
+  c->base.stats.gemm_s += mr_sys_seconds() - start;
+  count(&j);
+}
+
+/* ------------------------------------------------------------------ slots of experts */
+
+size_t mr_cpu_lora_bytes(const mr_cpu_lora *x, int k) {
+  return x->gemm->row_bytes(k);
+}
+
+void mr_cpu_lora_pack(const mr_cpu_lora *x, uint8_t *dst, const float *line, int k) {
+  x->gemm->pack_row(dst, line, k);
+}
+
+static void add_slots(mr_cpu *c, const mr_cpu_lora_slots *s, int from, int n, int worker) {
+  const mr_cpu_lora *x = c->lora;
+  const mr_gemm_ops *g = x->gemm;
+  const mr_lora_down *last = NULL;
+  float *t = x->own_t + (size_t)worker * CHUNK * x->t_ld;
+  uint8_t *mid = x->own_mid + (size_t)worker * CHUNK * x->mid_bytes;
+  for (int i = 0; i < s->n; i++) {
+    const mr_lora_link *y = s->link[i];
+    float *to = s->y[i] + (size_t)from * s->ld;
+    int cols = s->w[i]->n;
+    if (!y || !y->down) {
+      for (int r = 0; y && y->bias && r < n; r++)
+        c->k->axpy(to + (size_t)r * s->ld, y->bias, 1, cols);
+      continue;
+    }
+    if (y->down != last)
+      g->gemm(t, x->t_ld, s->x + (size_t)from * g->row_bytes(s->k), n, y->down->packed, 0,
+              panels_of(x, y->down->ranks), y->down->ranks, s->k, NULL, 0);
+    last = y->down;
+    for (int r = 0; r < n; r++)
+      g->pack_row(mid + (size_t)r * g->row_bytes(y->rank), t + (size_t)r * x->t_ld + y->first,
+                  y->rank);
+    g->gemm(to, s->ld, mid, n, y->up, 0, panels_of(x, cols), cols, y->rank, y->bias, 1);
+  }
+}
+
+void mr_cpu_lora_slots_add(mr_cpu *c, const mr_cpu_lora_slots *s, int worker) {
+  for (int at = 0; at < s->rows; at += CHUNK)
+    add_slots(c, s, at, s->rows - at < CHUNK ? s->rows - at : CHUNK, worker);
+}

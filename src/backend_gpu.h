@@ -1,0 +1,124 @@
+/* backend_gpu.h: the operations of src/backend.h over a device (device.h), and what its files
+ * share: backend_gpu.c (buffers, the step, rows, products), backend_gpu_weights.c (weights on the
+ * device), backend_gpu_attend.c, backend_gpu_experts.c.
+ *
+ * Numbers: activations are float32 between operations. Products take bfloat16 on both sides
+ * (MR_GPU_ FAST), pairs of bfloat16, which have 16 bits (MR_GPU_EXACT), or weights of int8 by 32
+ * (MR_GPU_ SMALL, where bfloat16 does not fit). A router's products are always exact, so that no
+ * expert is chosen by rounding. Keys and values: bfloat16, or float32 in exact mode.
+ */
+#ifndef MR_SRC_BACKEND_GPU_H
+#define MR_SRC_BACKEND_GPU_H
+
+#include "src/backend.h"
+#include "src/device.h"
+#include "src/rope.h"
+
+typedef enum mr_gpu_scheme { MR_GPU_FAST, MR_GPU_EXACT, MR_GPU_SMALL } mr_gpu_scheme;
+
+struct mr_buf {
+  float *p; /* [rows, ld], on the device */
+  size_t ld;
+  int rows, cols;
+};
+
+typedef struct mr_gpu_matrix { /* weights on the device */
+  const mr_matrix *of;
+  mr_gpu_scheme scheme;
+  mr_gpu_bf16 *w;
+  size_t plane;
+  int8_t *w8;
+  float *scales, *bias;
+  int k; /* padded */
+} mr_gpu_matrix;
+
+typedef struct mr_gpu_vector {
+  const float *of;
+  float *at;
+} mr_gpu_vector;
+
+typedef struct mr_gpu_side { /* a block of the host's memory and its copy on the device */
+  uint8_t *host, *device;    /* host: pinned */
+  size_t cap, used;
+} mr_gpu_side;
+
+struct mr_gpu_moe;
+
+typedef struct mr_gpu {
+  mr_backend base;
+  const mr_model *m;
+  mr_kv *kv;
+  mr_device *dev;
+  mr_stream *stream;
+  mr_gpu_scheme scheme;
+  int max_tokens, max_logits;
+  mr_gpu_matrix *matrices; /* [n_matrices] by address; owned */
+  size_t n_matrices, cap_matrices;
+  mr_gpu_vector *vectors; /* owned */
+  size_t n_vectors, cap_vectors;
+  const mr_gpu_matrix *embed;
+  mr_rope_table rope[3]; /* as in backend_cpu.h */
+  mr_gpu_bf16 *packed;   /* [max_tokens] rows of the widest matrix, two planes */
+  size_t packed_plane;
+  float *parts; /* of attention; NULL: no context is longer than a split */
+  size_t parts_bytes;
+  int32_t *redo;
+  float *logits_host;     /* pinned */
+  struct mr_gpu_moe *moe; /* or NULL */
+  mr_gpu_side side;       /* what a step needs from the host */
+  /* of the step: on the device */
+  mr_batch batch;
+  const int32_t *token, *pos, *page, *wanted;
+  const float *temper, *rope_at[2];
+  const int32_t *table;
+  const mr_gpu_tile *tiles[2]; /* of one warp; of MR_GPU_WARPS */
+  int n_tiles[2], max_pages;
+  const mr_buf *logits; /* what finish was called with */
+  mr_code rc;           /* the first error of the step */
+} mr_gpu;
+
+/* Everything is borrowed. MR_E_UNAVAILABLE: the device's memory is too small, or the model has what
+ * the device cannot do. */
+mr_code mr_backend_gpu_open(mr_backend **out, const mr_model *m, mr_device *dev, mr_kv *kv,
+                            mr_gpu_scheme scheme, int max_tokens, int max_logits, mr_err *err);
+
+/* Device bytes of the weights; of all that steps need besides, `columns` being those of the forward
+ * pass's buffers (forward.h). */
+size_t mr_gpu_weight_bytes(const mr_model *m, mr_gpu_scheme scheme);
+size_t mr_gpu_step_bytes(const mr_model *m, const mr_device *dev, int max_tokens, int max_logits,
+                         size_t columns);
+
+/* ------------------------------------------------------------------ between its files */
+
+static inline int mr_gpu_padded(int k) {
+  return (k + MR_GPU_K - 1) / MR_GPU_K * MR_GPU_K;
+}
+
+mr_code mr_gpu_load_weights(mr_gpu *g, mr_err *err);
+const mr_gpu_matrix *mr_gpu_find(const mr_gpu *g, const mr_matrix *w);
+/* n floats of the model on the device; NULL gives NULL. */
+const float *mr_gpu_vector_of(mr_gpu *g, const float *host, size_t n);
+mr_gpu_norm mr_gpu_norm_of(mr_gpu *g, const mr_norm_spec *norm, int cols);
+
+mr_code mr_gpu_side_open(mr_gpu *g, mr_gpu_side *side, size_t bytes);
+/* Room in it, the same on both sides; NULL: full. */
+void *mr_gpu_side_take(mr_gpu_side *side, size_t bytes, const void **device);
+
+void mr_gpu_launch(mr_gpu *g, mr_gpu_kernel k, mr_grid grid, const void *args);
+/* rows x f(x) into `out`, [rows, padded cols]. */
+void mr_gpu_pack_rows(mr_gpu *g, mr_gpu_pack *p, int rows);
+/* y[m, n] of rows that lie packed at a. */
+void mr_gpu_multiply(mr_gpu *g, const mr_gpu_matrix *w, const mr_gpu_bf16 *a, size_t a_plane, int m,
+                     float *y, size_t ld, bool accumulate);
+
+mr_code mr_gpu_attend_open(mr_gpu *g, mr_err *err);
+mr_code mr_gpu_tile_runs(mr_gpu *g);
+void mr_gpu_run_attend(mr_backend *b, const mr_attend *op);
+size_t mr_gpu_attend_bytes(const mr_model *m, const mr_device *dev, int max_tokens);
+
+mr_code mr_gpu_moe_open(mr_gpu *g, mr_err *err);
+void mr_gpu_moe_close(mr_gpu *g);
+void mr_gpu_run_experts(mr_backend *b, const mr_experts *op);
+size_t mr_gpu_moe_bytes(const mr_model *m, int max_tokens);
+
+#endif

@@ -1,0 +1,113 @@
+#include "src/device.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "io/mem.h"
+#include "src/machine.h"
+
+#define ALIGN ((size_t)256)
+
+bool mr_device_is_gpu(const char *name) {
+  return name && strcmp(name, "auto") && strcmp(name, "cpu");
+}
+
+/* ------------------------------------------------------------------ by name */
+
+static mr_code open_sim(mr_device **out, const char *which, mr_err *err) {
+  static const char *const machines[] = {"", ":warp32", ":wave64", ":wmma"};
+  static const int number[] = {0, 0, 1, 2};
+  uint64_t half = mr_machine_memory().available / 2;
+  for (size_t i = 0; i < sizeof machines / sizeof *machines; i++)
+    if (!strcmp(which, machines[i]))
+      return mr_device_sim(
+          out, &(mr_sim_opts){.machine = number[i], .memory = half ? half : (size_t)4 << 30}, err);
+  return mr_err_set(err, MR_E_UNAVAILABLE,
+                    "--device sim%s is unknown: there are sim, sim:wave64 and sim:wmma", which);
+}
+
+static mr_code open_one(mr_device **out, const char *name, mr_err *err) {
+  if (!strncmp(name, "sim", 3) && (!name[3] || name[3] == ':'))
+    return open_sim(out, name + 3, err);
+  return mr_err_set(err, MR_E_UNAVAILABLE,
+                    "--device %s is unknown: there are auto, cpu, cuda[:N], hip[:N] and sim", name);
+}
+
+/* All that will be used at once: so out of memory has one place. */
+mr_code mr_device_start(mr_device *d, uint64_t bytes, mr_err *err) {
+  size_t want = d->free_bytes / 10 * 9;
+  if (bytes)
+    want = bytes < d->free_bytes ? (size_t)bytes : d->free_bytes;
+  want &= ~(ALIGN - 1);
+  void *p = NULL;
+  mr_code rc = want ? d->ops->alloc(d, want, &p) : MR_E_NOMEM;
+  if (rc)
+    return mr_err_set(err, MR_E_UNAVAILABLE,
+                      "device %s has no %zu bytes of memory to give (%zu are free): %s; use a "
+                      "smaller --device-memory",
+                      d->name, want, d->free_bytes, d->why);
+  d->base = p;
+  d->cap = want;
+  return MR_OK;
+}
+
+mr_code mr_device_open(mr_device **out, const char *name, uint64_t bytes, mr_err *err) {
+  mr_device *d;
+  mr_code rc = open_one(&d, name, err);
+  if (rc)
+    return rc;
+  rc = mr_device_start(d, bytes, err);
+  if (rc)
+    mr_device_close(d);
+  else
+    *out = d;
+  return rc;
+}
+
+void mr_device_close(mr_device *d) {
+  if (!d)
+    return;
+  if (d->base)
+    d->ops->release(d, d->base);
+  d->ops->close(d);
+}
+
+/* ------------------------------------------------------------------ the arena */
+
+void *mr_device_take(mr_device *d, size_t bytes) {
+  size_t size = (bytes + ALIGN - 1) & ~(ALIGN - 1);
+  if (size < bytes || size > d->cap - d->used)
+    return NULL;
+  void *p = d->base + d->used;
+  d->used += size;
+  return p;
+}
+
+size_t mr_device_left(const mr_device *d) {
+  return d->cap - d->used;
+}
+
+mr_code mr_device_put(mr_device *d, mr_stream *s, void *dst, const void *src, size_t bytes) {
+  mr_code rc = d->ops->copy(d, s, MR_TO_DEVICE, dst, src, bytes);
+  return rc ? rc : d->ops->sync(d, s);
+}
+
+mr_code mr_device_fail(const mr_device *d, mr_code rc, mr_err *err) {
+  if (!rc)
+    return MR_OK;
+  if (rc == MR_E_UNAVAILABLE)
+    return mr_err_set(err, rc,
+                      "device %s: %s; what is done stays: go on with the same command, on "
+                      "this device or another",
+                      d->name, d->why);
+  return mr_err_set(err, rc, "device %s: %s", d->name, d->why);
+}
+
+int mr_device_list(mr_device_found *found, int cap) {
+  if (cap < 1)
+    return 0;
+  found[0] = (mr_device_found){.name = "sim",
+                               .model = "an emulated GPU, for tests: slow",
+                               .arch = "also sim:wave64, sim:wmma"};
+  return 1;
+}

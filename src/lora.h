@@ -1,0 +1,77 @@
+/* lora.h: low-rank adapters (LoRA, Hu et al. 2021) in PEFT's directories: adapter_config.json and
+ * adapter_model.safetensors.
+ *
+ *     mr_lora *l;
+ *     mr_lora_new(&l, model, n, kernels, MR_SCHEME_F32, true, &err);   n adapters beside the base
+ *     mr_lora_add(l, i, name, dir, &err);     reads, checks and packs adapter i (0..n-1)
+ *     mr_lora_close(l);                       before the model
+ *
+ * An adapter adds scale * B (A x) to what a matrix makes of x: A [rank, k], B [n, rank], scale
+ * alpha / rank, or alpha / sqrt(rank) with rsLoRA; rank and alpha may differ from module to module.
+ * After mr_lora_add the model's matrices know what each adapter adds to them (mr_matrix.lora);
+ * a row of a step names its adapter (mr_run.adapter: 0 none, i + 1). Modules are known by the names
+ * that they have in Hugging Face models, whatever the base was read from: rows of B are reordered
+ * where a GGUF file has reordered rows, and cut where a tensor is fused.
+ *
+ * Both files are hostile input. Refused by name (MR_E_DATA): what is no LoRA (DoRA, aLoRA, QA-LoRA,
+ * BD-LoRA ...), adapters that were made by changing the base (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA),
+ * modules_to_save, modules that are not linear layers of this model or not named by target_modules,
+ * shapes and ranks that do not fit, values that are not finite.
+ */
+#ifndef MR_SRC_LORA_H
+#define MR_SRC_LORA_H
+
+#include "src/model.h"
+
+#define MR_LORA_MAX 1024      /* adapters of a job */
+#define MR_LORA_RANK_MAX 1024 /* of a module */
+
+/* A of the matrices that read the same input, one below the other, so that it is read once. */
+typedef struct mr_lora_down {
+  int k, ranks;    /* [ranks, k] */
+  uint8_t *packed; /* panels */
+} mr_lora_down;
+
+struct mr_lora_link {       /* of one adapter and one matrix */
+  const mr_lora_down *down; /* NULL: nothing but perhaps a bias */
+  int first, rank;          /* which rows of down are this matrix's */
+  uint8_t *up;              /* [n, rank] times scale in panels */
+  float *bias;              /* [n] that is added, or NULL */
+  float *a, *b;             /* as read, while it is loaded */
+};
+
+typedef struct mr_lora_embed { /* of one adapter: x += b a[token] */
+  int rank;                    /* 0: none */
+  float *a;                    /* [n_vocab, rank] */
+  float *b;                    /* [rank, d_model] times scale */
+} mr_lora_embed;
+
+typedef struct mr_lora_blocks { /* owned memory */
+  void **p;
+  size_t n, cap;
+} mr_lora_blocks;
+
+struct mr_lora {
+  mr_model *m;         /* borrowed */
+  const mr_kernels *k; /* borrowed */
+  int n;
+  mr_scheme scheme;         /* of the panels */
+  bool pack;                /* else only checked and counted */
+  int most_ranks;           /* of any down */
+  int widest;               /* k of any down */
+  bool experts;             /* some adapter changes experts */
+  mr_lora_embed *embed;     /* [n] */
+  uint64_t *keys;           /* [n] digests of the adapters' files */
+  uint64_t bytes;           /* of panels and embeddings */
+  mr_lora_blocks kept, raw; /* raw: while an adapter is loaded */
+};
+
+mr_code mr_lora_new(mr_lora **out, mr_model *m, int n, const mr_kernels *k, mr_scheme scheme,
+                    bool pack, mr_err *err);
+mr_code mr_lora_add(mr_lora *l, int i, const char *name, const char *dir, mr_err *err);
+void mr_lora_close(mr_lora *l); /* NULL is fine */
+
+/* xxh3-128 of both files' bytes. MR_E_NOINPUT, MR_E_IO, MR_E_NOMEM. */
+mr_code mr_lora_digest(const char *dir, char hex[33], mr_err *err);
+
+#endif

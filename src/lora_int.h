@@ -1,0 +1,43 @@
+/* lora_int.h: what lora.c (memory, packing), lora_config.c (adapter_config.json) and lora_load.c
+ * (tensors) share. */
+#ifndef MR_SRC_LORA_INT_H
+#define MR_SRC_LORA_INT_H
+
+#include <jansson.h>
+
+#include "src/lora.h"
+#include "src/regex.h"
+
+typedef struct mr_lora_pattern { /* a value for modules whose name ends so */
+  mr_regex *re;
+  double value;
+} mr_lora_pattern;
+
+typedef struct mr_lora_config {
+  double alpha;
+  int r;
+  bool rslora;
+  bool tied;                       /* what changes the embedding changes the head, too */
+  mr_lora_pattern *ranks, *alphas; /* the first that fits counts; owned */
+  size_t n_ranks, n_alphas;
+  mr_regex *target; /* target_modules as an expression; NULL: a list, or all */
+  json_t *targets;  /* a list of names; NULL: target or all */
+  json_t *layers;   /* layers_to_transform as a list; NULL: all */
+  mr_regex_scratch scratch;
+} mr_lora_config;
+
+/* Refuses what would compute something else. */
+mr_code mr_lora_config_read(mr_lora_config *c, const char *path, mr_err *err);
+void mr_lora_config_free(mr_lora_config *c);
+/* Whether target_modules and layers_to_transform name the module. */
+bool mr_lora_config_targets(mr_lora_config *c, const char *module, int layer);
+/* Rank and factor of a module. */
+void mr_lora_config_module(mr_lora_config *c, const char *module, int *rank, float *scale);
+
+/* Zeroed memory that lives as long as its list. NULL: none. */
+void *mr_lora_block(mr_lora_blocks *list, size_t count, size_t size);
+
+/* Takes one adapter's tensors over, into links with a and b. */
+mr_code mr_lora_load(mr_lora *l, int i, const char *name, const char *dir, mr_err *err);
+
+#endif

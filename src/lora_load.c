@@ -1,0 +1,429 @@
+/* adapter_model.safetensors: which tensor changes which matrix, and how its rows are ordered there.
+ */
+#include "src/lora_int.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "io/mem.h"
+#include "io/safetensors.h"
+#include "src/names.h"
+
+#define MAX_NAME 512
+#define MAX_PARTS 3
+
+typedef struct loader {
+  mr_lora *l;
+  int adapter;
+  const char *name, *path; /* of the adapter, of its tensors' file */
+  mr_lora_config config;
+  mr_safetensors *st;
+  mr_names names;
+  mr_err *err;
+  mr_code rc;
+} loader;
+
+#define FAIL(d, ...)                                                                               \
+  ((d)->rc = (d)->rc ? (d)->rc : mr_err_at((d)->err, MR_E_DATA, (d)->path, 0, -1, __VA_ARGS__))
+
+static void no_memory(loader *d) {
+  if (!d->rc)
+    d->rc = mr_err_at(d->err, MR_E_NOMEM, d->path, 0, -1, "no memory for adapter %.64s", d->name);
+}
+
+/* What a module of the adapter changes. */
+typedef struct target {
+  const char *module, *stem;
+  int layer, item;
+  int n; /* matrices; 0: the embedding */
+  mr_matrix *w[MAX_PARTS];
+  mr_matrix rows[MAX_PARTS]; /* which rows of B each one has (n, first, group, stride) */
+  int rows_all;              /* of B */
+} target;
+
+/* ------------------------------------------------------------------ modules */
+
+static void whole(target *t, mr_matrix *w) {
+  t->n = 1;
+  t->w[0] = w;
+  t->rows[0] = (mr_matrix){.n = w->n};
+  t->rows_all = w->n;
+}
+
+static void qkv(loader *d, target *t, mr_layer *y) {
+  const mr_config *c = &d->l->m->c;
+  mr_matrix *const w[3] = {&y->q, &y->k, &y->v};
+  t->n = 3;
+  t->rows_all = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
+  for (int i = 0; i < 3; i++) {
+    t->w[i] = w[i];
+    mr_qkv_rows(c, c->arch.hf_qkv, i, &t->rows[i]);
+  }
+}
+
+/* Gate over up in one module, or up alone: B tells. */
+static void up(target *t, mr_matrix *gate, mr_matrix *w, int64_t rows) {
+  whole(t, w);
+  if (gate->n != w->n || rows != 2 * (int64_t)w->n)
+    return;
+  t->n = 2;
+  t->rows_all = 2 * w->n;
+  t->w[0] = gate;
+  t->w[1] = w;
+  t->rows[1] = (mr_matrix){.n = w->n, .first = w->n};
+}
+
+static bool expert(const loader *d, target *t, mr_layer *y, int64_t rows) {
+  const char *s = t->stem;
+  bool shared = strstr(s, "_shexp") != NULL;
+  if (!y->experts || (!shared && t->item >= d->l->m->c.n_experts) ||
+      (shared && d->l->m->c.d_shared == 0))
+    return false;
+  d->l->experts = true;
+  mr_expert *x = &y->experts[shared ? d->l->m->c.n_experts : t->item];
+  if (!strncmp(s, "ffn_gate_", 9))
+    whole(t, &x->gate);
+  else if (!strncmp(s, "ffn_up_", 7))
+    up(t, &x->gate, &x->up, rows);
+  else
+    whole(t, &x->down);
+  return true;
+}
+
+/* The matrices of layer t->layer; false: this model has none such. */
+static bool of_layer(loader *d, target *t, int64_t rows) {
+  static const char *const latent[] = {"attn_q", "attn_q_b", "attn_output", "attn_kv_b", NULL};
+  mr_model *m = d->l->m;
+  mr_layer *y = &m->layers[t->layer];
+  for (int i = 0; m->c.arch.mla && latent[i]; i++)
+    if (!strcmp(t->stem, latent[i]))
+      return false; /* they were multiplied with each other */
+  const struct {
+    const char *stem;
+    mr_matrix *w;
+  } plain[] = {{"attn_q", &y->q},       {"attn_k", &y->k},
+               {"attn_v", &y->v},       {"attn_output", &y->o},
+               {"ffn_gate", &y->gate},  {"ffn_down", &y->down},
+               {"attn_q_a", &y->q_a},   {"ffn_gate_inp", &y->router},
+               {"attn_kv_a_mqa", &y->k}};
+  if (!strcmp(t->stem, "attn_qkv"))
+    qkv(d, t, y);
+  else if (!strcmp(t->stem, "ffn_up"))
+    up(t, &y->gate, &y->up, rows);
+  else if (strstr(t->stem, "_exp") || strstr(t->stem, "_shexp"))
+    return strcmp(t->stem, "ffn_gate_inp_shexp") != 0 && expert(d, t, y, rows);
+  for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
+    if (!strcmp(t->stem, plain[i].stem))
+      whole(t, plain[i].w);
+  return t->n > 0 && t->w[0]->n > 0 && t->w[0]->dtype >= 0;
+}
+
+/* rows: of B; 0: not known. */
+static bool find_target(loader *d, target *t, const char *module, int64_t rows) {
+  mr_model *m = d->l->m;
+  *t = (target){.module = module};
+  t->stem = mr_names_module(module, &t->layer, &t->item);
+  bool found = t->stem && t->layer < m->c.n_layers;
+  if (found && t->layer >= 0)
+    found = of_layer(d, t, rows);
+  else if (found && !strcmp(t->stem, "output"))
+    whole(t, &m->head);
+  if (found && t->layer < 0 && m->c.d_embed)
+    found = false; /* the model's matrix is a product */
+  if (!found)
+    FAIL(d, "module %.200s is not a linear layer of this model (%s) that an adapter can change",
+         module, m->c.arch.name);
+  else if (t->layer < 0 && d->config.tied)
+    FAIL(d, "ensure_weight_tying is set, which is not supported where %.200s is changed", module);
+  else if (!mr_lora_config_targets(&d->config, module, t->layer))
+    FAIL(d, "module %.200s has weights, but target_modules or layers_to_transform do not name it",
+         module);
+  return !d->rc;
+}
+
+/* ------------------------------------------------------------------ values */
+
+/* Floats of a tensor [rows, cols], checked, as memory of the adapter or (own) of the caller. */
+static float *values(loader *d, const mr_gguf_tensor *t, int64_t rows, int64_t cols, bool own) {
+  char name[MR_NAME];
+  const mr_dtype_info *type = mr_dtype_get(t->dtype);
+  bool fits = t->dims[0] == cols && t->dims[1] == rows && t->dims[2] * t->dims[3] == 1;
+  mr_gguf_show(t->name, name, sizeof name);
+  if (!fits)
+    FAIL(d, "tensor %s is [%lld, %lld]; this model and adapter_config.json ask for [%lld, %lld]",
+         name, (long long)t->dims[1], (long long)t->dims[0], (long long)rows, (long long)cols);
+  else if (t->dtype != MR_F32 && t->dtype != MR_F16 && t->dtype != MR_BF16)
+    FAIL(d, "tensor %s has type %s; F32, F16 and BF16 are supported", name, type->name);
+  if (d->rc)
+    return NULL;
+  size_t n = (size_t)rows * (size_t)cols;
+  float *v = own ? mr_mem_alloc(n, sizeof *v) : mr_lora_block(&d->l->raw, n, sizeof *v);
+  if (!v) {
+    no_memory(d);
+    return NULL;
+  }
+  type->to_f32(v, t->data, rows * cols);
+  for (size_t i = 0; i < n; i++)
+    if (!isfinite(v[i])) {
+      FAIL(d, "tensor %s: value %zu is not finite", name, i);
+      break;
+    }
+  if (!d->rc)
+    return v;
+  if (own)
+    mr_mem_free(v);
+  return NULL;
+}
+
+/* Where row r of the matrix is in the tensor as Hugging Face has it: files of llama-like
+ * architectures hold the halves of each head of q and k by turns. */
+static int source(const mr_model *m, const target *t, int part, int r) {
+  int dim = m->c.head_dim, at = r % dim;
+  const mr_matrix *w = t->w[part];
+  bool turned = m->gguf && t->layer >= 0 && !m->c.arch.mla && !m->c.arch.hf_interleaved &&
+                m->c.arch.rope == MR_ROPE_INTERLEAVED &&
+                (w == &m->layers[t->layer].q || w == &m->layers[t->layer].k);
+  if (turned)
+    r += at / 2 + at % 2 * (dim / 2) - at;
+  return (int)mr_matrix_source(&t->rows[part], r);
+}
+
+/* The adapter's link of a matrix; made where there is none. */
+static mr_lora_link *link_of(loader *d, mr_matrix *w) {
+  if (!w->lora)
+    w->lora = mr_lora_block(&d->l->kept, (size_t)d->l->n, sizeof *w->lora);
+  if (!w->lora)
+    no_memory(d);
+  return w->lora ? (mr_lora_link *)&w->lora[d->adapter] : NULL;
+}
+
+/* Rows of B, or of a bias, in the matrix's order: dst [n, cols] += scale * src. */
+static void take_rows(const mr_model *m, const target *t, int part, float *dst, const float *src,
+                      int cols, float scale) {
+  for (int r = 0; r < t->w[part]->n; r++) {
+    const float *from = src + (size_t)source(m, t, part, r) * (size_t)cols;
+    for (int i = 0; i < cols; i++)
+      dst[(size_t)r * (size_t)cols + (size_t)i] += scale * from[i];
+  }
+}
+
+static void add_bias(loader *d, const target *t, const float *bias, float scale) {
+  for (int i = 0; i < t->n && !d->rc; i++) {
+    mr_lora_link *x = link_of(d, t->w[i]);
+    if (x && !x->bias && !(x->bias = mr_lora_block(&d->l->kept, (size_t)t->w[i]->n, sizeof(float))))
+      no_memory(d);
+    if (x && x->bias)
+      take_rows(d->l->m, t, i, x->bias, bias, 1, scale);
+  }
+}
+
+static void add_pair(loader *d, const target *t, const mr_gguf_tensor *ta, const mr_gguf_tensor *tb,
+                     int rank, float scale) {
+  int k = t->w[0]->k;
+  float *a = values(d, ta, rank, k, false);
+  float *b = a ? values(d, tb, t->rows_all, rank, true) : NULL;
+  for (int i = 0; b && i < t->n && !d->rc; i++) {
+    mr_lora_link *x = link_of(d, t->w[i]);
+    if (x && x->a)
+      FAIL(d, "module %.200s: its matrix is changed by another module of the adapter, too",
+           t->module);
+    if (d->rc)
+      break;
+    x->a = a;
+    x->rank = rank;
+    x->b = mr_lora_block(&d->l->raw, (size_t)t->w[i]->n * (size_t)rank, sizeof(float));
+    if (x->b)
+      take_rows(d->l->m, t, i, x->b, b, rank, scale);
+    else
+      no_memory(d);
+  }
+  mr_mem_free(b);
+}
+
+/* ------------------------------------------------------------------ tensors */
+
+typedef struct tensor {
+  const mr_gguf_tensor *t;
+  char module[MAX_NAME];
+  const char *part; /* after the module: "lora_A.weight" ... */
+} tensor;
+
+static bool ends(const char *s, const char *with, size_t *at) {
+  size_t n = strlen(s), m = strlen(with);
+  *at = n - m;
+  return n > m && !strcmp(s + *at, with);
+}
+
+static bool split(loader *d, const mr_gguf_tensor *t, tensor *out) {
+  static const char before[] = "base_model.model.";
+  static const char *const parts[] = {
+      ".lora_A.weight",         ".lora_B.weight",        ".lora_B.bias",       ".lora_embedding_A",
+      ".lora_embedding_B",      ".base_layer.bias",      ".base_layer.weight", ".bias",
+      ".lora_A.default.weight", ".lora_B.default.weight"};
+  char shown[MR_NAME];
+  mr_str s = t->name;
+  size_t at;
+  if (s.len > strlen(before) && !memcmp(s.s, before, strlen(before)))
+    s = (mr_str){s.s + strlen(before), s.len - strlen(before)};
+  out->t = t;
+  if (s.len < MAX_NAME && !memchr(s.s, 0, s.len)) {
+    memcpy(out->module, s.s, s.len);
+    out->module[s.len] = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+      if (ends(out->module, parts[i], &at)) {
+        out->module[at] = 0;
+        out->part = parts[i];
+        return true;
+      }
+  }
+  FAIL(d,
+       "tensor %s is none of an adapter that is supported (lora_A, lora_B, lora_embedding_A, "
+       "lora_embedding_B, and biases of linear layers)",
+       mr_gguf_show(t->name, shown, sizeof shown));
+  return false;
+}
+
+/* The other tensor of a pair. */
+static const mr_gguf_tensor *mate(loader *d, const mr_gguf_tensor *t, const char *from,
+                                  const char *to) {
+  char name[MAX_NAME + 32];
+  size_t n = t->name.len - strlen(from);
+  snprintf(name, sizeof name, "%.*s%s", (int)n, t->name.s, to);
+  const mr_gguf_tensor *other = mr_safetensors_find(d->st, name);
+  if (!other)
+    FAIL(d, "tensor %.300s is missing", name);
+  return other;
+}
+
+static void take_pair(loader *d, const tensor *x, const char *to) {
+  target t;
+  int rank;
+  float scale;
+  const mr_gguf_tensor *b = mate(d, x->t, x->part, to);
+  if (!b || !find_target(d, &t, x->module, b->dims[1]))
+    return;
+  if (t.n == 0) {
+    FAIL(d, "module %.200s is the embedding, which has lora_embedding_A and _B", x->module);
+    return;
+  }
+  mr_lora_config_module(&d->config, x->module, &rank, &scale);
+  add_pair(d, &t, x->t, b, rank, scale);
+}
+
+static void take_embedding(loader *d, const tensor *x) {
+  target t;
+  int rank, vocab = d->l->m->c.n_vocab, dims = d->l->m->c.d_model;
+  float scale;
+  const mr_gguf_tensor *tb = mate(d, x->t, x->part, ".lora_embedding_B");
+  if (!tb || !find_target(d, &t, x->module, 0))
+    return;
+  if (t.n != 0) {
+    FAIL(d, "module %.200s is not the embedding", x->module);
+    return;
+  }
+  mr_lora_config_module(&d->config, x->module, &rank, &scale);
+  mr_lora_embed *e = &d->l->embed[d->adapter];
+  float *a = values(d, x->t, rank, vocab, true), *b = a ? values(d, tb, dims, rank, true) : NULL;
+  if (b) {
+    e->a = mr_lora_block(&d->l->kept, (size_t)vocab * (size_t)rank, sizeof *e->a);
+    e->b = mr_lora_block(&d->l->kept, (size_t)dims * (size_t)rank, sizeof *e->b);
+  }
+  if (b && (!e->a || !e->b))
+    no_memory(d);
+  for (int r = 0; b && !d->rc && r < rank; r++) {
+    for (int i = 0; i < vocab; i++)
+      e->a[(size_t)i * (size_t)rank + (size_t)r] = a[(size_t)r * (size_t)vocab + (size_t)i];
+    for (int i = 0; i < dims; i++)
+      e->b[(size_t)r * (size_t)dims + (size_t)i] = scale * b[(size_t)i * (size_t)rank + (size_t)r];
+  }
+  e->rank = d->rc ? 0 : rank;
+  mr_mem_free(a);
+  mr_mem_free(b);
+}
+
+/* A bias of the base that was trained along takes the base's place: the difference is added. */
+static void take_bias(loader *d, const tensor *x) {
+  target t;
+  if (!find_target(d, &t, x->module, x->t->dims[0]))
+    return;
+  if (t.n == 0) {
+    FAIL(d, "module %.200s has no bias", x->module);
+    return;
+  }
+  float *b = values(d, x->t, 1, t.rows_all, true);
+  if (b)
+    add_bias(d, &t, b, 1);
+  for (int i = 0; i < t.n && !d->rc; i++) {
+    const float *base = t.w[i]->bias;
+    mr_lora_link *to = link_of(d, t.w[i]);
+    for (int r = 0; to && base && r < t.w[i]->n; r++)
+      to->bias[r] -= base[r];
+  }
+  mr_mem_free(b);
+}
+
+static void take_lora_bias(loader *d, const tensor *x) {
+  target t;
+  int rank;
+  float scale;
+  if (!find_target(d, &t, x->module, x->t->dims[0]))
+    return;
+  float *b = t.n ? values(d, x->t, 1, t.rows_all, true) : NULL;
+  mr_lora_config_module(&d->config, x->module, &rank, &scale);
+  if (b)
+    add_bias(d, &t, b, scale);
+  mr_mem_free(b);
+}
+
+/* PEFT stores the embedding itself with an adapter that changes it; it was not trained. */
+static void check_base(loader *d, const tensor *x) {
+  int layer, item;
+  const char *stem = mr_names_module(x->module, &layer, &item);
+  const mr_model *m = d->l->m;
+  if (!stem || layer >= 0 || x->t->dims[0] != m->embed.k || x->t->dims[1] != m->c.n_vocab)
+    FAIL(d, "module %.200s comes with its own weights, which is not supported", x->module);
+}
+
+static void take(loader *d, const tensor *x) {
+  if (!strcmp(x->part, ".lora_A.weight"))
+    take_pair(d, x, ".lora_B.weight");
+  else if (!strcmp(x->part, ".lora_A.default.weight"))
+    take_pair(d, x, ".lora_B.default.weight");
+  else if (!strcmp(x->part, ".lora_embedding_A"))
+    take_embedding(d, x);
+  else if (!strcmp(x->part, ".lora_B.weight"))
+    mate(d, x->t, x->part, ".lora_A.weight");
+  else if (!strcmp(x->part, ".lora_B.default.weight"))
+    mate(d, x->t, x->part, ".lora_A.default.weight");
+  else if (!strcmp(x->part, ".lora_embedding_B"))
+    mate(d, x->t, x->part, ".lora_embedding_A");
+  else if (!strcmp(x->part, ".lora_B.bias"))
+    take_lora_bias(d, x);
+  else if (!strcmp(x->part, ".base_layer.weight"))
+    check_base(d, x);
+  else
+    take_bias(d, x);
+}
+
+mr_code mr_lora_load(mr_lora *l, int i, const char *name, const char *dir, mr_err *err) {
+  char config[4096], path[4096];
+  loader d = {.l = l, .adapter = i, .name = name, .path = path, .err = err};
+  if (snprintf(config, sizeof config, "%s/adapter_config.json", dir) >= (int)sizeof config ||
+      snprintf(path, sizeof path, "%s/adapter_model.safetensors", dir) >= (int)sizeof path)
+    return mr_err_at(err, MR_E_NOINPUT, dir, 0, -1, "the path is too long");
+  d.rc = mr_lora_config_read(&d.config, config, err);
+  if (!d.rc)
+    d.rc = mr_safetensors_open_file(&d.st, path, err);
+  size_t n = d.rc ? 0 : mr_safetensors_n(d.st);
+  for (size_t t = 0; t < n && !d.rc; t++) {
+    tensor x;
+    if (split(&d, mr_safetensors_at(d.st, t), &x))
+      take(&d, &x);
+  }
+  if (!d.rc && n == 0)
+    FAIL(&d, "there are no tensors in it");
+  mr_safetensors_close(d.st);
+  mr_lora_config_free(&d.config);
+  return d.rc;
+}

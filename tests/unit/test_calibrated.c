@@ -1,0 +1,263 @@
+/* Models that are written with texts: factors change nothing by themselves, methods come nearer to
+ * the source than plain rounding, sparse matrices are sparse, directories are read back. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "io/mem.h"
+#include "jobs/accuracy.h"
+#include "src/quantize.h"
+#include "tests/unit/conformance.h"
+#include "tests/unit/temp.h"
+#include "tests/unit/tiny_gguf.h"
+
+enum { TEXTS = 12, LENGTH = 100 };
+
+static int32_t ids[TEXTS][LENGTH];
+static mr_tokens texts[TEXTS];
+static mr_pool *pool;
+static char model[300];
+
+static int begin(void **state) {
+  uint64_t s = 5;
+  if (temp_begin(state))
+    return -1;
+  for (int t = 0; t < TEXTS; t++) {
+    for (int i = 0; i < LENGTH; i++)
+      ids[t][i] = (int32_t)((s = s * 6364136223846793005u + 1442695040888963407u) >> 56);
+    texts[t] = (mr_tokens){ids[t], LENGTH};
+  }
+  snprintf(model, sizeof model, "%s", temp_path("m.gguf"));
+  tiny_gguf_write(model, -1);
+  pool = mr_pool_new(2, 0);
+  return pool ? 0 : -1;
+}
+
+static int end(void **state) {
+  mr_pool_free(pool);
+  return temp_end(state);
+}
+
+static mr_quantize_opts options(const char *in, const char *out, int dtype,
+                                mr_quantize_method method, mr_sparsify sparsify) {
+  return (mr_quantize_opts){.in = in,
+                            .out = out,
+                            .dtype = dtype,
+                            .head_dtype = MR_F32,
+                            .method = method,
+                            .sparsify = sparsify,
+                            .texts = texts,
+                            .n_texts = method || sparsify ? TEXTS : 0,
+                            .pool = pool};
+}
+
+/* KL of the file from the source, on the same texts. */
+static double distance(const char *in, const char *out) {
+  mr_accuracy_way x = {in, true, -1}, y = {out, true, -1};
+  mr_accuracy *a;
+  mr_tally t = {0};
+  mr_err err = MR_ERR_INIT;
+  if (mr_accuracy_open(&a, &x, &y, pool, &err))
+    fail_msg("%s", err.text);
+  for (int i = 0; i < 4; i++)
+    assert_int_equal(mr_accuracy_add(a, &t, ids[i], LENGTH, &err), MR_OK);
+  mr_accuracy_sum s = mr_tally_sum(&t);
+  mr_tally_free(&t);
+  mr_accuracy_close(a);
+  return s.kl;
+}
+
+static double written(const char *in, int dtype, mr_quantize_method method, mr_sparsify sparsify) {
+  const char *out = temp_path("out.gguf");
+  mr_quantize_opts o = options(in, out, dtype, method, sparsify);
+  mr_quantize_report r;
+  mr_err err = MR_ERR_INIT;
+  if (mr_quantize(&o, &r, &err))
+    fail_msg("%s", err.text);
+  assert_true(o.n_texts == 0 || r.n_calibrated > 0);
+  return distance(in, out);
+}
+
+static void factors_change_nothing(void **state) {
+  static const char *const dirs[] = {"qwen2",      "phi3",       "gemma3_text", "gpt_neox",
+                                     "falcon_new", "starcoder2", "mixtral",     "gpt2"};
+  (void)state;
+  for (int m = MR_METHOD_SMOOTH; m <= MR_METHOD_AWQ; m++) {
+    assert_true(written(model, MR_F32, (mr_quantize_method)m, MR_SPARSE_NO) < 1e-6);
+    for (size_t i = 0; i < sizeof dirs / sizeof *dirs; i++) {
+      char path[4200], rest[64];
+      snprintf(rest, sizeof rest, "tiny/hf/%s", dirs[i]);
+      const char *at = data_path(rest);
+      if (!at)
+        continue;
+      snprintf(path, sizeof path, "%s", at);
+      double kl = written(path, MR_F32, (mr_quantize_method)m, MR_SPARSE_NO);
+      if (kl > 1e-6)
+        fail_msg("%s, method %d: KL %g", dirs[i], m, kl);
+    }
+  }
+}
+
+static void methods_come_nearer(void **state) {
+  static const int types[] = {MR_Q4_0, MR_Q4_1};
+  (void)state;
+  for (size_t i = 0; i < 2; i++) {
+    double kl[5];
+    for (int m = 0; m < 5; m++)
+      kl[m] = written(model, types[i], (mr_quantize_method)m, MR_SPARSE_NO);
+    print_message("%s: plain %.3f, importance %.3f, SmoothQuant %.3f, AWQ %.3f, GPTQ %.3f\n",
+                  mr_dtype_get(types[i])->name, kl[0], kl[1], kl[2], kl[3], kl[4]);
+    assert_true(kl[MR_METHOD_IMPORTANCE] < kl[MR_METHOD_PLAIN]);
+    assert_true(kl[MR_METHOD_GPTQ] < kl[MR_METHOD_IMPORTANCE]);
+    assert_true(kl[MR_METHOD_AWQ] < kl[MR_METHOD_PLAIN]);
+  }
+  assert_true(written(model, MR_Q8_0, MR_METHOD_GPTQ, MR_SPARSE_NO) <
+              written(model, MR_Q8_0, MR_METHOD_PLAIN, MR_SPARSE_NO));
+}
+
+static void assert_two_of_four(const char *path) {
+  mr_gguf *g;
+  mr_err err = MR_ERR_INIT;
+  float row[512];
+  int seen = 0;
+  assert_int_equal(mr_gguf_open(&g, path, &err), MR_OK);
+  for (size_t i = 0; i < mr_gguf_n_tensors(g); i++) {
+    const mr_gguf_tensor *t = mr_gguf_tensor_at(g, i);
+    if (t->n_dims != 2 || memcmp(t->name.s, "blk.", 4))
+      continue;
+    uint64_t bytes = mr_dtype_bytes(t->dtype, (uint64_t)t->dims[0]);
+    for (int64_t r = 0; r < t->dims[1]; r++) {
+      mr_dtype_get(t->dtype)->to_f32(row, t->data + (uint64_t)r * bytes, t->dims[0]);
+      for (int64_t c = 0; c < t->dims[0]; c += 4)
+        assert_true((row[c] == 0) + (row[c + 1] == 0) + (row[c + 2] == 0) + (row[c + 3] == 0) >= 2);
+    }
+    seen++;
+  }
+  assert_int_equal(seen, 7 * TINY_LAYERS);
+  mr_gguf_close(g);
+}
+
+static void sparse_matrices(void **state) {
+  (void)state;
+  double wanda = written(model, MR_F16, MR_METHOD_PLAIN, MR_SPARSE_WANDA);
+  assert_two_of_four(temp_path("out.gguf"));
+  double gpt = written(model, MR_F16, MR_METHOD_PLAIN, MR_SPARSE_SPARSEGPT);
+  assert_two_of_four(temp_path("out.gguf"));
+  print_message("2:4: Wanda %.3f, SparseGPT %.3f\n", wanda, gpt);
+  assert_true(gpt < wanda);
+  written(model, MR_Q8_0, MR_METHOD_IMPORTANCE, MR_SPARSE_SPARSEGPT);
+  assert_two_of_four(temp_path("out.gguf"));
+}
+
+/* Products of one layer at a time give the same file as all at once; so does one thread. */
+static void budget_and_threads(void **state) {
+  mr_quantize_opts o = options(model, temp_path("a"), MR_Q4_0, MR_METHOD_GPTQ, MR_SPARSE_NO);
+  mr_quantize_report r;
+  mr_err err = MR_ERR_INIT;
+  mr_pool *one = mr_pool_new(1, 0);
+  size_t n = 0, k = 0;
+  (void)state;
+  assert_int_equal(mr_quantize(&o, &r, &err), MR_OK);
+  o.out = temp_path("b");
+  o.products = 1;
+  o.pool = one;
+  assert_int_equal(mr_quantize(&o, &r, &err), MR_OK);
+  mr_pool_free(one);
+  char *a = read_whole(temp_path("a"), &n), *b = read_whole(temp_path("b"), &k);
+  assert_int_equal(n, k);
+  assert_memory_equal(a, b, n);
+  free(a);
+  free(b);
+}
+
+static void directories(void **state) {
+  static const char *const names[] = {"llama_gqa", "qwen2", "gemma", "phi3"};
+  static const double limit[] = {[MR_FORM_GPTQ] = 0.3,
+                                 [MR_FORM_AWQ] = 0.3,
+                                 [MR_FORM_INT8] = 0.01,
+                                 [MR_FORM_INT8_OUTLIERS] = 0.01};
+  (void)state;
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    for (int form = MR_FORM_GPTQ; form <= MR_FORM_INT8_OUTLIERS; form++) {
+      char in[4200], rest[64], out[300];
+      mr_quantize_report r;
+      mr_err err = MR_ERR_INIT;
+      snprintf(rest, sizeof rest, "tiny/hf/%s", names[i]);
+      if (!data_path(rest))
+        skip();
+      snprintf(in, sizeof in, "%s", data_path(rest));
+      snprintf(out, sizeof out, "%s", temp_path("dir"));
+      mr_quantize_opts o = options(in, out, MR_F32, MR_METHOD_IMPORTANCE, MR_SPARSE_NO);
+      o.form = (mr_quantize_form)form;
+      if (form == MR_FORM_GPTQ)
+        o.method = MR_METHOD_GPTQ;
+      else if (form == MR_FORM_AWQ)
+        o.method = MR_METHOD_AWQ;
+      else if (form == MR_FORM_INT8)
+        o.method = MR_METHOD_SMOOTH;
+      if (mr_quantize_dir(&o, &r, &err))
+        fail_msg("%s, form %d: %s", names[i], form, err.text);
+      assert_int_equal(access(temp_path("dir.tmp"), F_OK), -1);
+      double kl = distance(in, out);
+      print_message("%s, form %d: KL %.4f\n", names[i], form, kl);
+      assert_true(kl < limit[form]);
+      assert_int_equal(mr_quantize_dir(&o, &r, &err), MR_E_CANTCREATE); /* it is there */
+      mr_err_clear(&err);
+      assert_int_equal(mr_durable_remove_tree(out, &err), MR_OK);
+    }
+}
+
+static void directories_refused(void **state) {
+  static const char *const names[] = {"hf/gpt2", "hf/mixtral", "hf/gpt_neox", "hf/deepseek_v3",
+                                      "quant/awq-4bit-g32"};
+  (void)state;
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    char in[4200], rest[64];
+    mr_quantize_report r;
+    mr_err err = MR_ERR_INIT;
+    snprintf(rest, sizeof rest, "tiny/%s", names[i]);
+    if (!data_path(rest))
+      skip();
+    snprintf(in, sizeof in, "%s", data_path(rest));
+    mr_quantize_opts o = options(in, temp_path("dir"), MR_F32, MR_METHOD_GPTQ, MR_SPARSE_NO);
+    o.form = MR_FORM_GPTQ;
+    assert_int_equal(mr_quantize_dir(&o, &r, &err), MR_E_UNAVAILABLE);
+    assert_int_equal(access(temp_path("dir"), F_OK), -1);
+    assert_int_equal(access(temp_path("dir.tmp"), F_OK), -1);
+  }
+  mr_err err = MR_ERR_INIT;
+  mr_quantize_report r;
+  mr_quantize_opts o = options(model, temp_path("dir"), MR_F32, MR_METHOD_GPTQ, MR_SPARSE_NO);
+  o.form = MR_FORM_GPTQ;
+  assert_int_equal(mr_quantize_dir(&o, &r, &err), MR_E_UNAVAILABLE); /* a file */
+}
+
+static void allocations_fail(void **state) {
+  mr_code rc = MR_E_NOMEM;
+  (void)state;
+  for (int n = 0; rc; n += 1 + n / 50) {
+    mr_err err = MR_ERR_INIT;
+    mr_quantize_report r;
+    int64_t live = mr_mem_live();
+    mr_quantize_opts o = options(model, temp_path("m"), MR_Q4_1, MR_METHOD_GPTQ, MR_SPARSE_NO);
+    mr_mem_fail_after(n);
+    rc = mr_quantize(&o, &r, &err);
+    mr_mem_fail_after(-1);
+    assert_int_equal(mr_mem_live(), live);
+    assert_true(rc == MR_OK || rc == MR_E_NOMEM);
+    assert_true(n < 10000);
+  }
+}
+
+#define TEST(f) cmocka_unit_test_setup_teardown(f, begin, end)
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      TEST(factors_change_nothing), TEST(methods_come_nearer), TEST(sparse_matrices),
+      TEST(budget_and_threads),     TEST(directories),         TEST(directories_refused),
+      TEST(allocations_fail),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

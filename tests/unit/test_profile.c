@@ -1,0 +1,129 @@
+/* What a machine has shown: kept, learnt from, and never trusted. */
+#include <fcntl.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include "io/mem.h"
+#include "jobs/profile.h"
+#include "tests/unit/temp.h"
+
+static const mr_engine_info info = {.arch = "llama",
+                                    .isa = "ref",
+                                    .scheme = "int8",
+                                    .kv_type = "f16",
+                                    .threads = 3,
+                                    .n_params = 5,
+                                    .weight_bytes = 77};
+
+static void fill(mr_profile *p) {
+  mr_profile_load(p, &info);
+  p->measured = true;
+  p->rates = (mr_rates){
+      .body = {{1, 0.5}, {9, 2}}, .n_body = 2, .head_share = 0.25, .tail_key = 1e-9, .token = 3};
+  p->load_s = 4;
+  p->peak_ops = 1e11;
+  p->factor[MR_PART_ATTENTION] = 1.25;
+  p->runs = 7;
+}
+
+static void kept(void **state) {
+  (void)state;
+  mr_profile p, q;
+  mr_profile_load(&p, &info);
+  assert_true(!p.measured && p.runs == 0 && p.factor[0] == 1);
+  fill(&p);
+  mr_profile_save(&p);
+  mr_profile_load(&q, &info);
+  assert_true(q.measured && q.runs == 7 && q.load_s == 4 && q.peak_ops == 1e11);
+  assert_true(q.factor[MR_PART_ATTENTION] == 1.25 && q.factor[MR_PART_GEMM] == 1);
+  assert_memory_equal(&p.rates, &q.rates, sizeof p.rates);
+  mr_engine_info other = info;
+  other.threads = 4;
+  mr_profile_load(&q, &other);
+  assert_false(q.measured);
+  assert_int_equal(mr_mem_live(), 0);
+}
+
+/* Cut anywhere, or with a byte changed: loaded or not, what is there can be reckoned with. */
+static void damaged(void **state) {
+  (void)state;
+  mr_profile p, q;
+  fill(&p);
+  mr_profile_save(&p);
+  static char bytes[65536];
+  int fd = open(p.path, O_RDWR);
+  ssize_t n = read(fd, bytes, sizeof bytes);
+  assert_in_range(n, 200, sizeof bytes - 1);
+  for (ssize_t at = 0; at < n; at++) {
+    const char with[] = {'-', '9', '"', 'e', '}'};
+    char c = with[at % 5];
+    assert_int_equal(pwrite(fd, &c, 1, at), 1);
+    mr_profile_load(&q, &info);
+    for (int i = 0; i < MR_PARTS; i++)
+      assert_true(q.factor[i] >= 0.5 && q.factor[i] <= 2);
+    if (q.measured)
+      assert_true(q.rates.n_body >= 1 && isfinite(q.rates.body[0].s) && q.load_s >= 0);
+    assert_int_equal(pwrite(fd, bytes + at, 1, at), 1);
+  }
+  for (ssize_t len = n - 3; len >= 0; len -= 7) {
+    assert_int_equal(ftruncate(fd, len), 0);
+    mr_profile_load(&q, &info);
+    assert_false(q.measured);
+  }
+  close(fd);
+  unlink(p.path);
+}
+
+static void learning(void **state) {
+  (void)state;
+  mr_profile p = {.factor = {1, 1, 1, 1, 1}};
+  const double said[MR_PARTS] = {1, 10, 10, 0.001, 1}, took[MR_PARTS] = {1, 12, 100, 5, 0.9};
+  mr_profile_learn(&p, said, took, 0);
+  assert_true(fabs(p.factor[MR_PART_GEMM] - 1.2) < 1e-9); /* the first run says it all */
+  assert_true(p.factor[MR_PART_ATTENTION] == 2);          /* within bounds */
+  assert_true(p.factor[MR_PART_OTHER] == 1);              /* too short to tell */
+  for (int i = 0; i < 30; i++)
+    mr_profile_learn(&p, said, took, 0.75); /* the machine was slower than it had been */
+  assert_true(fabs(p.factor[MR_PART_GEMM] - 0.9) < 1e-3);
+  const double bad[MR_PARTS] = {NAN, INFINITY, -1, 0, 1};
+  mr_profile_learn(&p, bad, took, NAN);
+  mr_profile_learn(&p, said, bad, INFINITY);
+  for (int i = 0; i < MR_PARTS; i++)
+    assert_true(p.factor[i] >= 0.5 && p.factor[i] <= 2);
+}
+
+static void nowhere_to_keep_it(void **state) {
+  (void)state;
+  mr_profile p;
+  setenv("MILLRACE_CACHE", "", 1);
+  mr_profile_load(&p, &info);
+  assert_string_equal(p.path, "");
+  mr_profile_save(&p);
+  setenv("MILLRACE_CACHE", "/proc/no/such", 1);
+  mr_profile_load(&p, &info);
+  mr_profile_save(&p);
+  assert_true(p.factor[0] == 1 && !p.measured);
+  setenv("MILLRACE_CACHE", temp_dir, 1);
+}
+
+static int setup(void **state) {
+  int rc = temp_begin(state);
+  setenv("MILLRACE_CACHE", temp_dir, 1);
+  return rc;
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(kept),
+      cmocka_unit_test(damaged),
+      cmocka_unit_test(learning),
+      cmocka_unit_test(nowhere_to_keep_it),
+  };
+  return cmocka_run_group_tests(tests, setup, temp_end);
+}
