@@ -87,6 +87,8 @@ size_t mr_kv_part_bytes(mr_kv_type type, int head_dim) {
   case MR_KV_INT8:
   case MR_KV_FP8:
     return (n + MR_KV_BLOCK * sizeof(float) + 63) / 64 * 64;
+  case MR_KV_Q4: /* 16 bytes of codes and 4 of scales for each 32 values */
+    return ((size_t)head_dim + 31) / 32 * 32 * 20;
   default:
     return 0;
   }
