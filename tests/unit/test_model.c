@@ -133,7 +133,7 @@ static void refuses_unknown_parts_of_layers(void **state) {
   (void)state;
   wrong("blk.0.attn_sinks.weight", MR_F32, 8, 0, "not known for architecture llama");
   wrong("blk.0.attn_q_norm.weight", MR_F32, 16, 0, "blk.0.attn_q_norm.weight");
-  wrong("rope_factors_long.weight", MR_F32, 8, 0, "rope_factors_long.weight");
+  wrong("rope_factors_long.weight", MR_F32, 8, 0, "rope_factors_short.weight");
   wrong("position_embd.weight", MR_F32, 32, 16, "position_embd.weight");
 }
 
