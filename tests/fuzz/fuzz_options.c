@@ -31,7 +31,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   }
   mr_job_init(&j);
   mr_code rc =
-      mr_job_parse(&j, size % 5 ? MR_CMD_RUN : (mr_command)(size % 25 / 5), argc, argv, &e);
+      mr_job_parse(&j, size % 5 ? MR_CMD_RUN : (mr_command)(size % 30 / 5), argc, argv, &e);
   fuzz_check_error(rc, &e);
   if (rc == MR_OK && !j.help) {
     json_t *o = mr_job_result_options(&j);
