@@ -33,6 +33,7 @@ typedef struct mr_matrix { /* y = W x (+ b) */
   uint64_t row_bytes;
   /* row r is the stored row first + r, or first + r / group * stride + r % group */
   int first, group, stride;
+  bool mapped;              /* data lies in the file */
   bool columns;             /* stored transposed: row r is a column, row_bytes between its values */
   const mr_quant *quant;    /* or NULL; owned by the model */
   const float *bias;        /* n floats, or NULL; owned by the model */

@@ -109,6 +109,7 @@ void mr_load_matrix(mr_loader *l, mr_matrix *w, const char *stem, int n, int k, 
   if (!check(l, t, name, columns ? k : n, columns ? n : k, false))
     return;
   *w = (mr_matrix){.n = n, .k = k, .dtype = t->dtype, .data = t->data, .columns = columns};
+  w->mapped = true;
   w->row_bytes = mr_dtype_bytes(t->dtype, (uint64_t)(columns ? n : k));
   mr_load_vector(l, &w->bias, stem, ".bias", 1, n, bias);
   if (t->dtype == MR_F8_E4M3 || t->dtype == MR_I8)
