@@ -8,6 +8,7 @@
 #   slurm     an array on a single-node Slurm    stop       signals, two runs, closed files, full disks, real runs
 #   kill      kill -9 at random times, 30 times  kill-long  1,000 times
 #   crash     crashes and faults, 100 outcomes at each point (unit tries a few)
+#   mutants   faults planted into the GPU's kernels are found (a minute)
 #   fuzz-replay  the corpus of every fuzz target, sanitized
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -122,6 +123,7 @@ for suite in "$@"; do
     crash)
       for t in crash faults; do MR_CRASH_SEEDS=100 program "crash test_$t" "$build/tests/test_$t"; done ;;
     cron) script cron tests/cron.sh "$build/millrace" ;;
+    mutants) python3 tests/mutants.py "$build" >"$log" 2>&1; result "mutants: $(tail -n 1 "$log")" $? ;;
     slurm) script slurm tests/slurm.sh "$build/millrace" ;;
     fuzz-replay) fuzz_replay ;;
     *) echo "unknown suite $suite" >&2; exit 64 ;;
