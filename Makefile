@@ -168,17 +168,17 @@ test: ## all tests that CI runs; installs what they need
 	@scripts/setup.sh test --quiet
 	@$(MAKE) --no-print-directory -j$$(nproc) all test-programs
 	@$(MAKE) --no-print-directory model
-	@tests/run.sh $(BUILD) unit cli stop kill tidy clang asan fuzz-replay
+	@tests/run.sh $(BUILD) unit cli stop kill memory tidy clang asan fuzz-replay
 
 check: ## test, with the unit tests on every instruction set and the second model
 	@scripts/setup.sh test --quiet
 	@$(MAKE) --no-print-directory -j$$(nproc) all test-programs
 	@$(MAKE) --no-print-directory models
-	@tests/run.sh $(BUILD) unit isa cli stop kill tidy clang asan fuzz-replay mutants
+	@tests/run.sh $(BUILD) unit isa cli stop kill memory tidy clang asan fuzz-replay mutants
 
-check-long: ## check, and the sanitizer builds of every suite, valgrind, cron and Slurm if there (about an hour)
+check-long: ## check, and the sanitizer builds of every suite, valgrind, 10 million rows, cron, systemd and Slurm if there (about two hours)
 	@$(MAKE) --no-print-directory check
-	@tests/run.sh $(BUILD) crash kill-long asan-all tsan valgrind cron slurm
+	@tests/run.sh $(BUILD) crash kill-long memory-long asan-all tsan valgrind cron systemd slurm
 
 unit cli tidy clang: ## one suite of the tests
 	@scripts/setup.sh test --quiet
