@@ -1,6 +1,7 @@
 /* kernels.h: the contract of the CPU arithmetic: a table of operations.
  *
- *     const mr_kernels *k = mr_kernels_best();       by cpuid, or MILLRACE_ISA=ref|avx2|avxvnni|avx512
+ *     const mr_kernels *k = mr_kernels_best();     by cpuid, or what MILLRACE_ISA names: ref,
+ *                                                  avx2, avxvnni, avx512
  *
  * The table starts as the plain-C reference in every slot (kernels/ref); an instruction set is a
  * folder with one fill function that replaces the slots it does better, and its block sizes.
