@@ -41,7 +41,10 @@ static const char usage[] =
     "takes them;\n"
     "                    a quarter of them is held back, and how far OUT is from IN on it is "
     "printed\n"
-    "      --method M    what the texts are used for:\n"
+    "      --method M    plain: q4_0, q4_1, q5_0, q5_1 are rounded as the format's own tools do, "
+    "bit "
+    "by bit,\n"
+    "                    not with a search for the best scale; or what the texts are used for:\n"
     "                    importance   errors count by what meets a column (default)\n"
     "                    awq          columns that matter are made larger first (exact elsewhere)\n"
     "                    smoothquant  outliers of activations go into the weights (exact)\n"
@@ -85,8 +88,9 @@ static int choice(const char *option, const char *word, const char *const *names
 static mr_code method_of(args *a, mr_err *err) {
   static const char *const names[] = {"plain", "importance", "smoothquant", "awq", "gptq", NULL};
   int i = choice("--method", optarg, names, err);
-  a->o.method = i < 0 ? MR_METHOD_PLAIN : (mr_quantize_method)i;
-  a->method = true;
+  a->o.method = i < 0 ? MR_METHOD_NONE : (mr_quantize_method)i;
+  a->o.plain = i == 0;
+  a->method = i > 0;
   return i < 0 ? err->code : MR_OK;
 }
 
@@ -186,7 +190,7 @@ static mr_code check_together(args *a, mr_err *err) {
   }
   for (size_t i = 0; i < sizeof exact_zero / sizeof *exact_zero; i++)
     zero |= exact_zero[i] == a->o.dtype;
-  if (!a->calibrate && (a->o.method != MR_METHOD_PLAIN || sparse))
+  if (!a->calibrate && (a->o.method != MR_METHOD_NONE || sparse))
     return mr_err_set(err, MR_E_USAGE, "quantize: %s needs texts: give --calibrate ROWS.jsonl",
                       sparse ? "--sparsify" : "--method");
   if (a->calibrate && !a->method)
