@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include <string.h>
+#include <unistd.h>
 
 #include "io/sys.h"
 #include "io/text.h"
@@ -299,13 +300,26 @@ static mr_code measure(const args *a, const mr_texts *t, size_t first, mr_err *e
   return rc;
 }
 
+/* On a terminal: how much is written, each percent. */
+static void show_progress(void *ctx, uint64_t done, uint64_t all) {
+  int *shown = ctx, percent = all ? (int)(100 * (double)done / (double)all) : 100;
+  if (percent == *shown)
+    return;
+  *shown = percent;
+  fprintf(stderr, "\rquantize: %d %%%s", percent, percent < 100 ? "" : "\r\033[K");
+}
+
 static mr_code write_file(args *a, mr_err *err) {
   mr_quantize_report r;
+  int shown = -1;
   mr_code rc = MR_OK;
   if (a->calibrate)
     rc = read_texts(a, a->calibrate, a->tokens, &a->texts, err);
   a->o.texts = a->texts.rows;
   a->o.n_texts = a->texts.n_used;
+  if (!a->quiet && isatty(STDERR_FILENO))
+    a->o.progress = show_progress;
+  a->o.ctx = &shown;
   double start = mr_sys_seconds();
   if (!rc)
     rc = a->o.form == MR_FORM_GGUF ? mr_quantize(&a->o, &r, err) : mr_quantize_dir(&a->o, &r, err);

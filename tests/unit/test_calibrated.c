@@ -217,6 +217,39 @@ static void directories(void **state) {
     }
 }
 
+/* A column of outliers that the matrix has not is refused. */
+static void outliers_are_checked(void **state) {
+  char in[4200];
+  mr_quantize_report r;
+  mr_err err = MR_ERR_INIT;
+  size_t len = 0;
+  uint64_t head;
+  mr_model *m;
+  (void)state;
+  if (!data_path("tiny/hf/qwen2"))
+    skip();
+  snprintf(in, sizeof in, "%s", data_path("tiny/hf/qwen2"));
+  mr_quantize_opts o = options(in, temp_path("dir"), MR_F32, MR_METHOD_IMPORTANCE, MR_SPARSE_NO);
+  o.form = MR_FORM_INT8_OUTLIERS;
+  assert_int_equal(mr_quantize_dir(&o, &r, &err), MR_OK);
+  char *file = read_whole(temp_path("dir/model.safetensors"), &len);
+  assert_non_null(file);
+  memcpy(&head, file, sizeof head);
+  char *at = strstr(file + 8, "outlier_columns");
+  assert_non_null(at);
+  at = strstr(at, "data_offsets\":[");
+  size_t offset = (size_t)strtoull(at + strlen("data_offsets\":["), NULL, 10);
+  int32_t column;
+  memcpy(&column, file + 8 + head + offset, 4);
+  assert_in_range(column, 0, 1000);
+  column = 1 << 20;
+  memcpy(file + 8 + head + offset, &column, 4);
+  temp_write("dir/model.safetensors", file, len);
+  free(file);
+  assert_int_equal(mr_model_open(&m, temp_path("dir"), &err), MR_E_DATA);
+  assert_non_null(strstr(err.text, "outlier_columns"));
+}
+
 static void directories_refused(void **state) {
   static const char *const names[] = {"hf/gpt2", "hf/mixtral", "hf/gpt_neox", "hf/deepseek_v3",
                                       "quant/awq-4bit-g32"};
@@ -265,7 +298,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(factors_change_nothing), TEST(methods_come_nearer), TEST(sparse_matrices),
       TEST(budget_and_threads),     TEST(directories),         TEST(directories_refused),
-      TEST(allocations_fail),
+      TEST(outliers_are_checked),   TEST(allocations_fail),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
