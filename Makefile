@@ -67,6 +67,12 @@ $(EMU_OBJ): $(BUILD)/kernels/gpu/emu_%.o: kernels/gpu/all.cu | $(BUILD)/.deps
 	@echo "  GXX $< ($*)"
 	@$(GXX) $(GXXFLAGS) -DMR_MMA=$(MACHINE) -DMR_EMU_TABLE=mr_emu_$* -c -o $@ $<
 
+# What `make gpu` has made is embedded.
+BLOBS := $(wildcard $(BUILD)/gpu/*.fatbin $(BUILD)/gpu/*.hsaco)
+$(BUILD)/kernels/gpu/blobs.o: $(BLOBS)
+$(BUILD)/kernels/gpu/blobs.o: CFLAGS += $(foreach b,$(BLOBS),$(if $(filter %.fatbin,$b),-DMR_BLOB_CUDA='"$b"')) \
+  $(foreach g,90a 942 1100,$(if $(filter %/gfx$g.hsaco,$(BLOBS)),-DMR_BLOB_GFX$(shell echo $g | tr a-z A-Z)='"$(BUILD)/gpu/gfx$g.hsaco"'))
+
 $(LIB): $(LIB_OBJ)
 	@rm -f $@
 	@ar rcs $@ $^
@@ -105,6 +111,49 @@ $(SMOLLM2):
 	@scripts/get-models.sh smollm2
 $(GEMMA3):
 	@scripts/get-models.sh gemma3
+
+# ---------------------------------------------------------------- GPUs
+# A cubin for each of NVIDIA's architectures in one fat binary, with PTX for those to come; a code object for each of
+# AMD's, by plain clang without ROCm. Every kernel is held to its budget (kernels/gpu/budget.txt).
+NVCC ?= $(shell command -v nvcc)
+AMD_CLANG ?= $(shell command -v clang-19)
+NV_ARCHS := sm_80 sm_90a sm_100
+AMD_ARCHS := gfx90a gfx942 gfx1100
+GPU_SRC := $(wildcard kernels/gpu/*.cu kernels/gpu/*.h)
+FATBIN := $(BUILD)/gpu/cuda-sm_80-sm_90a-sm_100.fatbin
+GPU_FILES := $(if $(NVCC),$(FATBIN)) $(if $(AMD_CLANG),$(AMD_ARCHS:%=$(BUILD)/gpu/%.hsaco))
+
+.PHONY: gpu
+gpu: ## kernels for NVIDIA (nvcc) and AMD (clang-19), embedded in the program; whichever compiler there is
+	@scripts/setup.sh gpu --quiet
+	@$(MAKE) --no-print-directory gpu-files
+	@$(MAKE) --no-print-directory all
+
+.PHONY: gpu-files
+gpu-files: $(GPU_FILES)
+	@for a in $(if $(NVCC),$(NV_ARCHS:%=%.cubin)); do scripts/gpu-budget.sh nvidia $(BUILD)/gpu/$$a.log || exit 1; done
+	@for a in $(if $(AMD_CLANG),$(AMD_ARCHS:%=%.hsaco)); do scripts/gpu-budget.sh amd $(BUILD)/gpu/$$a.log || exit 1; done
+	@$(if $(NVCC),,echo "  no nvcc: nothing for NVIDIA")
+	@$(if $(AMD_CLANG),,echo "  no clang-19: nothing for AMD")
+
+$(BUILD)/gpu/sm_%.cubin: $(GPU_SRC)
+	@mkdir -p $(@D)
+	@echo "  NVCC sm_$*"
+	@$(NVCC) -std=c++17 -O3 -fmad=false -I. -arch=sm_$* -Xptxas -v -cubin -o $@.part kernels/gpu/all.cu 2>$@.log || (cat $@.log; false)
+	@mv $@.part $@
+$(BUILD)/gpu/compute_80.ptx: $(GPU_SRC)
+	@mkdir -p $(@D)
+	@echo "  NVCC compute_80"
+	@$(NVCC) -std=c++17 -O3 -fmad=false -I. -arch=compute_80 -ptx -o $@ kernels/gpu/all.cu
+$(FATBIN): $(NV_ARCHS:%=$(BUILD)/gpu/%.cubin) $(BUILD)/gpu/compute_80.ptx
+	@$(dir $(NVCC))fatbinary -64 --create=$@ $(foreach a,$(NV_ARCHS),--image3=kind=elf,sm=$(a:sm_%=%),file=$(BUILD)/gpu/$a.cubin) \
+	  --image3=kind=ptx,sm=80,file=$(BUILD)/gpu/compute_80.ptx
+$(BUILD)/gpu/gfx%.hsaco: $(GPU_SRC)
+	@mkdir -p $(@D)
+	@echo "  CLANG gfx$*"
+	@$(AMD_CLANG) -x hip --cuda-device-only -nogpulib -nogpuinc --no-gpu-bundle-output --offload-arch=gfx$* -std=c++17 -O3 \
+	  -ffp-contract=off -I. -Rpass-analysis=kernel-resource-usage -o $@.part kernels/gpu/all.cu 2>$@.log || (cat $@.log; false)
+	@mv $@.part $@
 
 # ---------------------------------------------------------------- the demo
 .PHONY: demo

@@ -7,6 +7,7 @@
 #include "jobs/cmd.h"
 #include "kernels/kernels.h"
 #include "kernels/pool.h"
+#include "src/device.h"
 #include "src/machine.h"
 
 static const char usage[] =
@@ -19,8 +20,7 @@ static const char usage[] =
     "\n"
     "MILLRACE_ISA names another instruction set for the cpu than the best one.\n";
 
-static const char *const gpus[] = {"cuda", "hip"};
-static const char no_gpu[] = "this build has no GPU code yet";
+#define MOST 32 /* devices that are listed */
 
 static json_t *cpu_object(void) {
   char name[128];
@@ -40,16 +40,41 @@ static json_t *cpu_object(void) {
   return o;
 }
 
+static json_t *gpu_object(const mr_device_found *f) {
+  json_t *o = json_pack("{s:s, s:b}", "name", f->name, "usable", !*f->why);
+  if (*f->model)
+    json_object_set_new(o, "model", json_string(f->model));
+  if (*f->arch)
+    json_object_set_new(o, "arch", json_string(f->arch));
+  if (f->memory_bytes) {
+    json_object_set_new(o, "memory_bytes", json_integer((json_int_t)f->memory_bytes));
+    json_object_set_new(o, "memory_available_bytes", json_integer((json_int_t)f->free_bytes));
+  }
+  if (*f->why)
+    json_object_set_new(o, "reason", json_string(f->why));
+  return o;
+}
+
 static int print_json(void) {
   json_t *list = json_array();
   json_array_append_new(list, cpu_object());
-  for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++)
-    json_array_append_new(
-        list, json_pack("{s:s, s:b, s:s}", "name", gpus[i], "usable", 0, "reason", no_gpu));
+  mr_device_found found[MOST];
+  int n = mr_device_list(found, MOST);
+  for (int i = 0; i < n; i++)
+    json_array_append_new(list, gpu_object(&found[i]));
   json_t *o = json_pack("{s:o}", "devices", list);
   int failed = !o || json_dumpf(o, stdout, JSON_INDENT(2)) || fputc('\n', stdout) == EOF;
   json_decref(o);
   return failed;
+}
+
+static void print_gpu(const mr_device_found *f) {
+  printf("%-5s %s%s\n", f->name, *f->why ? "not usable: " : "usable", f->why);
+  if (*f->model)
+    printf("      %s (%s)\n", f->model, f->arch);
+  if (f->memory_bytes)
+    printf("      memory: %.1f GiB, %.1f GiB available\n", (double)f->memory_bytes / 0x1p30,
+           (double)f->free_bytes / 0x1p30);
 }
 
 static int print_page(void) {
@@ -64,8 +89,10 @@ static int print_page(void) {
   printf("%s%s\n", best ? ", used: " : "", best ? best->name : "");
   printf("      memory: %.1f GiB, %.1f GiB available\n", (double)mem.total / 0x1p30,
          (double)mem.available / 0x1p30);
-  for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++)
-    printf("%-5s not usable: %s\n", gpus[i], no_gpu);
+  mr_device_found found[MOST];
+  int n = mr_device_list(found, MOST);
+  for (int i = 0; i < n; i++)
+    print_gpu(&found[i]);
   return ferror(stdout);
 }
 

@@ -12,18 +12,25 @@
 
 #define KEEP_S 2.0 /* for the prefix cache, at a stop */
 #define KEEP_ALL_S 600.0
+#define AHEAD 32
 #define DEFERRED_MAX 1024
 #define PREDICTED_ROWS_MAX 1000000
 
 /* A row that would not end before the deadline: others are looked for that do. */
 typedef struct deferred {
-  uint64_t row;
+  uint64_t row, expected;
   mr_plan_entry e;
 } deferred;
+
+/* A row that comes soon: the engine is told what its prompt shares. */
+typedef struct coming {
+  uint64_t row, expected;
+} coming;
 
 /* A row in the engine. Its record is needed again when its result comes. */
 typedef struct slot {
   mr_plan_record rec;
+  uint64_t expected; /* by the engine; 0: it was not told */
   double work;
   bool used;
 } slot;
@@ -39,7 +46,9 @@ typedef struct loop {
   bool pending; /* slot `next` holds a row that the engine had no room for */
   size_t next;
   mr_text line;
-  int begun;          /* rows of r->saved that have come */
+  int begun;           /* rows of r->saved that have come */
+  coming ahead[AHEAD]; /* the next rows of the schedule, a ring of n_ahead from first_ahead on */
+  int first_ahead, n_ahead;
   deferred *deferred; /* [n_deferred] in the order of the schedule */
   size_t n_deferred;
   bool closed; /* the next row would not finish before the deadline */
@@ -176,14 +185,51 @@ static mr_code load_row(loop *l, uint64_t row, mr_err *err) {
   return MR_OK;
 }
 
+static mr_code expect_row(loop *l, coming *c, mr_err *err) {
+  mr_plan_record rec;
+  mr_code rc = mr_plan_read(l->r->plan, c->row, &rec, err);
+  if (rc)
+    return rc;
+  if (rec.e.kind != MR_ROW_BAD && rec.e.n_prompt > 0)
+    c->expected = mr_engine_expect(l->engine, (int)rec.e.adapter, rec.prompt, rec.e.n_prompt);
+  mr_plan_record_free(&rec);
+  return MR_OK;
+}
+
+/* The next row of the schedule, of which AHEAD are known to the engine once there is one. */
+static mr_code next_scheduled(loop *l, coming *c, bool *more, mr_err *err) {
+  mr_code rc = MR_OK;
+  *more = true;
+  while (!rc && *more && l->n_ahead < (l->engine ? AHEAD : 1)) {
+    coming *new = &l->ahead[(l->first_ahead + l->n_ahead) % AHEAD];
+    *new = (coming){0, 0};
+    rc = mr_schedule_next(l->schedule, &new->row, more, err);
+    if (!rc && *more && l->engine)
+      rc = expect_row(l, new, err);
+    l->n_ahead += !rc && *more;
+  }
+  *more = l->n_ahead > 0;
+  if (rc || !*more)
+    return rc;
+  *c = l->ahead[l->first_ahead];
+  l->first_ahead = (l->first_ahead + 1) % AHEAD;
+  l->n_ahead--;
+  return MR_OK;
+}
+
 /* The next row into slot l->next. *more false: the schedule is at its end. */
 static mr_code next_row(loop *l, bool *more, mr_err *err) {
-  uint64_t row;
+  coming c = {0, 0};
   mr_code rc = MR_OK;
-  *more = next_begun(l, &row);
+  *more = next_begun(l, &c.row);
   if (!*more)
-    rc = mr_schedule_next(l->schedule, &row, more, err);
-  return !rc && *more ? load_row(l, row, err) : rc;
+    rc = next_scheduled(l, &c, more, err);
+  if (rc || !*more)
+    return rc;
+  rc = load_row(l, c.row, err);
+  if (!rc)
+    l->slots[l->next].expected = c.expected;
+  return rc;
 }
 
 /* A row that can never run (its keys and values alone are over the budget ...) is an error row. */
@@ -208,6 +254,7 @@ static mr_code admit_pending(loop *l, mr_err *err) {
       mr_row_request(&l->slots[l->next].rec, mr_prompter_vocab(l->r->prompter), &req, &keep, &why);
   if (!rc) {
     req.tag = l->next;
+    req.expected = l->slots[l->next].expected;
     rc = mr_engine_admit(l->engine, &req, &why);
   }
   mr_row_keep_free(&keep);
@@ -256,17 +303,20 @@ static mr_code defer(loop *l, mr_err *err) {
     l->deferred = mr_mem_alloc(DEFERRED_MAX, sizeof *l->deferred);
   if (!l->deferred)
     return nomem(err);
-  l->deferred[l->n_deferred++] = (deferred){rec->row, rec->e};
+  l->deferred[l->n_deferred++] = (deferred){rec->row, l->slots[l->next].expected, rec->e};
   give_slot(l, l->next);
   l->pending = false;
   return MR_OK;
 }
 
 static mr_code take_deferred(loop *l, size_t i, mr_err *err) {
-  uint64_t row = l->deferred[i].row;
+  deferred d = l->deferred[i];
   l->n_deferred--;
   memmove(&l->deferred[i], &l->deferred[i + 1], (l->n_deferred - i) * sizeof *l->deferred);
-  return load_row(l, row, err);
+  mr_code rc = load_row(l, d.row, err);
+  if (!rc)
+    l->slots[l->next].expected = d.expected;
+  return rc;
 }
 
 /* One that would end in time after all, as rows were faster than it had seemed. */

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that are missing. setup.sh build|test|models [--quiet]
+# Installs the Debian packages that are missing. setup.sh build|test|models|gpu [--quiet]
 #   build: compiler and libraries   test: what the tests use besides   models: python3 with pip, to fetch weights
+#   gpu: what makes AMD's kernels; optional. NVIDIA's need nvcc (CUDA 12.8 or later), which Debian does not have
 set -euo pipefail
 
 build="gcc g++ make pkg-config libc6-dev libzstd-dev libarchive-dev zlib1g-dev libjansson-dev libpcre2-dev libutf8proc-dev libxxhash-dev"
 test="$build libcmocka-dev clang libclang-rt-14-dev zstd python3 valgrind"
 models="python3 python3-pip"
+gpu="clang-19 lld-19"
 
 what=${1:-build}
 quiet=${2:-}

@@ -26,7 +26,26 @@ static mr_code open_sim(mr_device **out, const char *which, mr_err *err) {
                     "--device sim%s is unknown: there are sim, sim:wave64 and sim:wmma", which);
 }
 
+/* Whether name is `kind` or kind:N. */
+static bool is_kind(const char *name, const char *kind, int *number) {
+  size_t n = strlen(kind);
+  char *end;
+  *number = 0;
+  if (strncmp(name, kind, n) || !name[n])
+    return !strcmp(name, kind);
+  if (name[n] != ':' || name[n + 1] < '0' || name[n + 1] > '9')
+    return false;
+  long at = strtol(name + n + 1, &end, 10);
+  *number = at < 1000 ? (int)at : 1000;
+  return !*end;
+}
+
 static mr_code open_one(mr_device **out, const char *name, mr_err *err) {
+  int number;
+  if (is_kind(name, "cuda", &number))
+    return mr_device_driver(out, true, number, err);
+  if (is_kind(name, "hip", &number))
+    return mr_device_driver(out, false, number, err);
   if (!strncmp(name, "sim", 3) && (!name[3] || name[3] == ':'))
     return open_sim(out, name + 3, err);
   return mr_err_set(err, MR_E_UNAVAILABLE,
@@ -104,10 +123,11 @@ mr_code mr_device_fail(const mr_device *d, mr_code rc, mr_err *err) {
 }
 
 int mr_device_list(mr_device_found *found, int cap) {
-  if (cap < 1)
-    return 0;
-  found[0] = (mr_device_found){.name = "sim",
-                               .model = "an emulated GPU, for tests: slow",
-                               .arch = "also sim:wave64, sim:wmma"};
-  return 1;
+  int n = mr_driver_list(found, cap, true);
+  n += mr_driver_list(found + n, cap - n, false);
+  if (n < cap)
+    found[n++] = (mr_device_found){.name = "sim",
+                                   .model = "an emulated GPU, for tests: slow",
+                                   .arch = "also sim:wave64, sim:wmma"};
+  return n;
 }

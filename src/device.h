@@ -13,8 +13,8 @@
  * sync does. An error is MR_E_NOMEM, MR_E_INTERNAL (a defect of ours), or MR_E_UNAVAILABLE: the
  * device is lost, and nothing on it can be used any more; words are in d->why.
  *
- * Four makers: sim (device_sim.c: the emulator of kernels/gpu, with a virtual clock), cuda and hip
- * (device_cuda.c, device_hip.c: the drivers, by dlopen). One thread calls.
+ * Three makers: sim (device_sim.c: the emulator of kernels/gpu, with a virtual clock), cuda and hip
+ * (device_driver.c: the drivers, by dlopen). One thread calls.
  */
 #ifndef MR_SRC_DEVICE_H
 #define MR_SRC_DEVICE_H
@@ -109,6 +109,12 @@ typedef struct mr_sim_opts {
   /* tests: the n-th call, from 1, fails; 0: none */
   int fail_alloc, fail_copy, lose_at, flip_copy; /* flip_copy: a bit of it changes */
 } mr_sim_opts;
+
+/* NVIDIA's (cuda) or AMD's device of this number. MR_E_UNAVAILABLE: and why. */
+mr_code mr_device_driver(mr_device **out, bool cuda, int number, mr_err *err);
+int mr_driver_list(mr_device_found *found, int cap, bool cuda); /* at least one, with its reason */
+/* Opens a driver's library; tests put another in its place. */
+extern void *(*mr_driver_library)(const char *name);
 
 mr_code mr_device_sim(mr_device **out, const mr_sim_opts *opts, mr_err *err);
 double mr_sim_seconds(const mr_device *d); /* of the virtual clock */

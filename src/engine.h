@@ -68,6 +68,7 @@ typedef enum mr_task { MR_TASK_GENERATE, MR_TASK_SCORE } mr_task;
 typedef struct mr_request { /* everything is copied by admit */
   uint64_t tag;             /* returned with the result */
   uint64_t row;             /* its number in the job: by it a row is known again in `saved` */
+  uint64_t expected;        /* what mr_engine_expect said; 0: it was not called */
   uint64_t row_key;         /* of the random generator: xxh3-64 of the row's id */
   mr_task task;
   const int32_t *prompt; /* n_prompt >= 1 ids */
@@ -139,6 +140,10 @@ mr_code mr_engine_estimate(const mr_engine_opts *opts, mr_engine_info *info, mr_
 /* MR_E_AGAIN: no room now. MR_E_DATA: it can never run (its KV alone is over the budget; ids out of
  * range). */
 mr_code mr_engine_admit(mr_engine *e, const mr_request *r, mr_err *err);
+/* A row that will be admitted later, after those that were expected before: what its prompt shares
+ * is kept in memory rather than what nobody wants. Returns its number, for `expected` of its
+ * request; only a hint. */
+uint64_t mr_engine_expect(mr_engine *e, int adapter, const int32_t *prompt, int n_prompt);
 int mr_engine_active(const mr_engine *e); /* requests admitted and not collected */
 mr_code mr_engine_step(mr_engine *e, mr_err *err);
 mr_result *mr_engine_collect(mr_engine *e); /* owned by the caller; NULL: none finished */

@@ -104,11 +104,12 @@ struct mr_engine {
 
   mr_flight *flights, **flights_end;
   mr_flight *finished, **finished_end;
-  int n_active;       /* requests admitted and not collected */
-  int n_sequences;    /* of the flights, done or not */
-  int n_live;         /* of these, not done */
-  int pages_reserved; /* beside the nodes of the tree */
-  uint64_t admitted;  /* the age of the last one */
+  int n_active;            /* requests admitted and not collected */
+  int n_sequences;         /* of the flights, done or not */
+  int n_live;              /* of these, not done */
+  int pages_reserved;      /* beside the nodes of the tree */
+  uint64_t expected, came; /* rows that were expected, and the last of them that is here */
+  uint64_t admitted;       /* the age of the last one */
   int n_parked;
   uint64_t blocked; /* flights this old and older may begin: a parked one goes first; 0: all */
   double share_sum; /* of the tokens that finished choices could have had, what they had, ... */

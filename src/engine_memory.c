@@ -48,8 +48,22 @@ bool mr_flight_make_room(mr_engine *e, const mr_flight *f, int want) {
 
 /* ---------------------------------------------------------------- shared prompts */
 
+uint64_t mr_engine_expect(mr_engine *e, int adapter, const int32_t *prompt, int n_prompt) {
+  e->expected++;
+  if (e->prefix)
+    mr_prefix_expect(e->prefix, adapter, prompt, (n_prompt - 1) / MR_KV_BLOCK, e->expected);
+  return e->expected;
+}
+
+static void expected_came(mr_engine *e, const mr_request *r) {
+  e->came = r->expected > e->came ? r->expected : e->came;
+  if (e->prefix && r->expected)
+    mr_prefix_came(e->prefix, r->adapter, r->prompt, (r->n_prompt - 1) / MR_KV_BLOCK, e->came + 1);
+}
+
 mr_code mr_flight_join(mr_engine *e, mr_flight *f, mr_err *err) {
   f->age = ++e->admitted;
+  expected_came(e, &f->r);
   if (!f->n_chain)
     return MR_OK;
   f->chain = mr_mem_alloc((size_t)f->n_chain, sizeof *f->chain);

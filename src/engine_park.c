@@ -101,8 +101,10 @@ void mr_flight_park(mr_engine *e, mr_flight *f) {
     start_over(e, f);
   for (int i = 0; i < f->n_seqs; i++)
     mr_kv_seq_release(e->kv, &f->seqs[i].kv);
-  if (f->n_chain)
+  if (f->n_chain) { /* it comes back before any that is new */
+    mr_prefix_expect(e->prefix, f->r.adapter, f->r.prompt, f->n_chain, e->came);
     mr_prefix_release(e->prefix, f->chain, f->n_chain, f->age);
+  }
   e->pages_reserved -= mr_flight_reserved(f);
   f->fed = 0;
   f->partial_at = -1;
@@ -113,8 +115,10 @@ void mr_flight_park(mr_engine *e, mr_flight *f) {
 /* ---------------------------------------------------------------- and back */
 
 static void activate(mr_engine *e, mr_flight *f) {
-  if (f->n_chain)
+  if (f->n_chain) {
     mr_prefix_acquire(e->prefix, f->r.adapter, f->r.prompt, f->n_chain, f->chain);
+    mr_prefix_came(e->prefix, f->r.adapter, f->r.prompt, f->n_chain, e->came + 1);
+  }
   e->pages_reserved += mr_flight_reserved(f);
   f->state = MR_FLIGHT_ACTIVE;
   e->n_parked--;

@@ -4,6 +4,7 @@
 
 #include "io/hash.h"
 #include "io/mem.h"
+#include "src/nextuse.h"
 
 #define NONE (-1)
 #define SIBLINGS 64 /* looked at for a common beginning */
@@ -12,8 +13,7 @@
  * 1. refs of a node >= refs of each of its children: chains begin at the root. So a node that is
  * held has held ancestors, and a stored node has stored ancestors.
  * 2. A node with refs == 0 has a page and is in the list of idle ones (else it is removed),
- * children before their parents: chains are released from their end. So the first idle node is a
- * leaf.
+ * children before their parents: chains are released from their end.
  * 3. n_nodes <= cap - 1 where cap covers n_pages + `roomed`. */
 typedef struct node {
   uint64_t hash;                           /* of the parent's hash and the tokens */
@@ -40,6 +40,7 @@ struct mr_prefix {
   int32_t idle_first, idle_last;
   int n_nodes, n_held, n_idle;
   int64_t roomed; /* nodes that live requests may make */
+  mr_nextuse future;
   mr_prefix_keep keep;
   void *keep_ctx;
   int32_t *tokens; /* for keep; grown */
@@ -111,6 +112,7 @@ void mr_prefix_close(mr_prefix *p) {
     return;
   p->keep = NULL;
   mr_prefix_evict(p, p->n_idle);
+  mr_nextuse_free(&p->future);
   mr_mem_free(p->tokens);
   mr_mem_free(p->nodes);
   mr_mem_free(p->slots);
@@ -131,13 +133,17 @@ void mr_prefix_unroom(mr_prefix *p, int more) {
 
 /* ---------------------------------------------------------------- nodes */
 
-static uint64_t hash_of(const mr_prefix *p, int tree, int32_t parent, const int32_t *tokens) {
+static uint64_t next_hash(uint64_t before, const int32_t *tokens) {
   struct {
     uint64_t before;
     int32_t tokens[MR_KV_BLOCK];
-  } key = {parent == NONE ? (uint64_t)tree : p->nodes[parent].hash, {0}};
+  } key = {before, {0}};
   memcpy(key.tokens, tokens, sizeof key.tokens);
   return mr_hash_64(&key, sizeof key);
+}
+
+static uint64_t hash_of(const mr_prefix *p, int tree, int32_t parent, const int32_t *tokens) {
+  return next_hash(parent == NONE ? (uint64_t)tree : p->nodes[parent].hash, tokens);
 }
 
 static int32_t find(const mr_prefix *p, int tree, int32_t parent, const int32_t *tokens,
@@ -349,10 +355,47 @@ void mr_prefix_keep_all(mr_prefix *p) {
   }
 }
 
+/* ---------------------------------------------------------------- what is known of the future */
+
+void mr_prefix_expect(mr_prefix *p, int tree, const int32_t *tokens, int n, uint64_t when) {
+  uint64_t hash = (uint64_t)tree;
+  for (int i = 0; i < n; i++) {
+    hash = next_hash(hash, tokens + (size_t)i * MR_KV_BLOCK);
+    mr_nextuse_add(&p->future, hash, when);
+  }
+}
+
+void mr_prefix_came(mr_prefix *p, int tree, const int32_t *tokens, int n, uint64_t next) {
+  uint64_t hash = (uint64_t)tree;
+  for (int i = 0; i < n; i++) {
+    hash = next_hash(hash, tokens + (size_t)i * MR_KV_BLOCK);
+    mr_nextuse_remove(&p->future, hash, next);
+  }
+}
+
+/* Of the idle leaves the one that is wanted last, or the first in their order that nobody wants.
+ * There is a leaf: children of an idle node are idle. */
+static int32_t victim(const mr_prefix *p) {
+  int32_t best = NONE;
+  uint64_t latest = 0;
+  for (int32_t at = p->idle_first; at != NONE; at = p->nodes[at].idle_next) {
+    if (p->nodes[at].first_child != NONE)
+      continue;
+    uint64_t when = mr_nextuse_of(&p->future, p->nodes[at].hash);
+    if (when == MR_NEVER)
+      return at;
+    if (best == NONE || when > latest) {
+      latest = when;
+      best = at;
+    }
+  }
+  return best;
+}
+
 int mr_prefix_evict(mr_prefix *p, int n) {
   int done = 0;
   for (; done < n && p->idle_first != NONE; done++) {
-    int32_t at = p->idle_first;
+    int32_t at = victim(p);
     idle_remove(p, at);
     keep_node(p, at);
     mr_kv_page_drop(p->kv, p->nodes[at].page);

@@ -16,7 +16,8 @@
  *
  * Ages are numbers from 1 that grow in order of admission. An older request takes a claim over from
  * a younger one, so nobody waits for somebody younger. Nodes that no request holds keep their pages
- * as long as nobody else needs them: mr_prefix_evict gives the least recently released back first.
+ * as long as nobody else needs them: mr_prefix_evict gives those back first that nobody is known to
+ * want again (the least recently released of them), then those that are wanted last (Belady 1966).
  * A page is shared by reference and never written. Nothing here can fail but mr_prefix_room.
  */
 #ifndef MR_SRC_PREFIX_H
@@ -63,6 +64,11 @@ void mr_prefix_came_from_store(mr_prefix *p, int32_t node);
 typedef bool (*mr_prefix_keep)(void *ctx, int tree, const int32_t *tokens, int n, int32_t page);
 void mr_prefix_on_evict(mr_prefix *p, mr_prefix_keep keep, void *ctx);
 void mr_prefix_keep_all(mr_prefix *p);
+
+/* A request that will come as number `when` (they grow) has these first n blocks, whether they are
+ * stored or not; and it has come: the next one that is known may come at `next`. Hints only. */
+void mr_prefix_expect(mr_prefix *p, int tree, const int32_t *tokens, int n, uint64_t when);
+void mr_prefix_came(mr_prefix *p, int tree, const int32_t *tokens, int n, uint64_t next);
 
 /* Gives back up to n pages that no request holds; returns how many. */
 int mr_prefix_evict(mr_prefix *p, int n);

@@ -216,12 +216,44 @@ static void out_of_memory(void **state) {
   mr_prefix_unroom(tree, 8);
 }
 
+/* What nobody is known to want goes first, then what is wanted last; a leaf each time. */
+static void the_future_is_known(void **state) {
+  (void)state;
+  const char *kinds[] = {"12", "34", "56", "78"};
+  int32_t chain[2];
+  for (uint64_t i = 0; i < 4; i++) {
+    acquire(kinds[i], chain);
+    compute(chain, 0, 2, i + 1);
+    release(kinds[i], chain, i + 1);
+  }
+  mr_prefix_expect(tree, 0, prompt("12"), 2, 1);
+  mr_prefix_expect(tree, 0, prompt("78"), 1, 2); /* its first block only */
+  mr_prefix_expect(tree, 0, prompt("34"), 2, 3);
+  assert_int_equal(mr_prefix_evict(tree, 3), 3); /* 6 after 5, and 8 after 7 */
+  assert_int_equal(mr_prefix_unheld(tree, 0, prompt("12"), 2), 2);
+  acquire("56", chain);
+  assert_int_equal(mr_prefix_page(tree, chain[0]), -1);
+  release("56", chain, 9);
+  assert_int_equal(mr_prefix_evict(tree, 2), 2); /* 34, wanted last */
+  acquire("34", chain);
+  assert_int_equal(mr_prefix_page(tree, chain[0]), -1);
+  release("34", chain, 9);
+  mr_prefix_came(tree, 0, prompt("12"), 2, 2); /* and is gone again */
+  assert_int_equal(mr_prefix_evict(tree, 2), 2);
+  acquire("78", chain);
+  assert_true(mr_prefix_page(tree, chain[0]) >= 0);
+  release("78", chain, 9);
+  mr_prefix_evict(tree, 9);
+  mr_prefix_came(tree, 0, prompt("34"), 2, 9);
+  mr_prefix_came(tree, 0, prompt("78"), 1, 9);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(chains),        cmocka_unit_test(claims),
-      cmocka_unit_test(pages),         cmocka_unit_test(published_twice),
-      cmocka_unit_test(partial),       cmocka_unit_test(against_a_list),
-      cmocka_unit_test(out_of_memory),
+      cmocka_unit_test(chains),          cmocka_unit_test(claims),
+      cmocka_unit_test(pages),           cmocka_unit_test(the_future_is_known),
+      cmocka_unit_test(published_twice), cmocka_unit_test(partial),
+      cmocka_unit_test(against_a_list),  cmocka_unit_test(out_of_memory),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }
