@@ -81,6 +81,8 @@ $(BIN): $(BUILD)/jobs/main.o $(LIB)
 	@echo "  LD $@"
 	@$(CC) $(CFLAGS) -o $@ $^ $(LDFLAGS) $(LDLIBS)
 
+# It is its own driver's library.
+$(BUILD)/tests/test_device_driver: CFLAGS += -rdynamic
 $(BUILD)/tests/%: tests/unit/%.c $(LIB)
 	@mkdir -p $(@D)
 	@echo "  LD $@"
@@ -168,17 +170,17 @@ test: ## all tests that CI runs; installs what they need
 	@scripts/setup.sh test --quiet
 	@$(MAKE) --no-print-directory -j$$(nproc) all test-programs
 	@$(MAKE) --no-print-directory model
-	@tests/run.sh $(BUILD) unit cli stop kill tidy clang asan fuzz-replay
+	@tests/run.sh $(BUILD) unit cli stop kill memory tidy clang asan fuzz-replay
 
 check: ## test, with the unit tests on every instruction set and the second model
 	@scripts/setup.sh test --quiet
 	@$(MAKE) --no-print-directory -j$$(nproc) all test-programs
 	@$(MAKE) --no-print-directory models
-	@tests/run.sh $(BUILD) unit isa cli stop kill tidy clang asan fuzz-replay
+	@tests/run.sh $(BUILD) unit isa cli stop kill memory tidy clang asan fuzz-replay mutants
 
-check-long: ## check, and the sanitizer builds of every suite, valgrind, cron and Slurm if there (about an hour)
+check-long: ## check, and the sanitizer builds of every suite, valgrind, 10 million rows, cron, systemd and Slurm if there (about two hours)
 	@$(MAKE) --no-print-directory check
-	@tests/run.sh $(BUILD) crash kill-long asan-all tsan valgrind cron slurm
+	@tests/run.sh $(BUILD) crash kill-long memory-long asan-all tsan valgrind cron systemd slurm
 
 unit cli tidy clang: ## one suite of the tests
 	@scripts/setup.sh test --quiet
@@ -194,13 +196,13 @@ tsan: ## unit tests built with the thread sanitizer
 	@tests/run.sh $(BUILD) tsan
 
 # ---------------------------------------------------------------- bench, install
-.PHONY: bench install clean help
-bench: all models ## the machine's limits, each kernel's share of them, engine throughput
-	@$(BIN) bench machine
-	@$(BIN) bench kernels
-	@for m in $(SMOLLM2) $(GEMMA3); do echo $$m; \
-	  for b in 1 8 64 128 256; do $(BIN) bench throughput -m $$m --prompt 128 --gen 32 --batch $$b; done; \
-	  $(BIN) bench throughput -m $$m --prompt 512 --gen 0 --batch 8; done
+.PHONY: bench bench-peers install clean help
+bench: all models ## limits of this machine, kernels, both models, a whole job; beside peers if there are
+	@python3 scripts/bench.py $(BIN) $(SMOLLM2) $(GEMMA3)
+bench-peers: ## the peers that `make bench` compares with, from PyPI, into build/peers (llama.cpp is compiled)
+	@python3 -m venv $(BUILD)/peers
+	@$(BUILD)/peers/bin/pip install --quiet --disable-pip-version-check openvino-genai
+	@CMAKE_ARGS="-DGGML_NATIVE=ON" $(BUILD)/peers/bin/pip install --quiet --disable-pip-version-check --no-binary llama-cpp-python llama-cpp-python
 
 install: all ## install under PREFIX (default /usr/local)
 	install -Dm755 $(BIN) $(DESTDIR)$(PREFIX)/bin/millrace

@@ -327,7 +327,7 @@ static mr_code archive_start(mr_source *s, mr_err *err) {
   archive_read_support_format_zip_streamable(s->a);
   archive_read_support_format_raw(s->a);
   archive_read_support_format_empty(s->a);
-  if (archive_read_open(s->a, s, NULL, on_read, NULL) != ARCHIVE_OK)
+  if (archive_read_open(s->a, s, NULL, on_read, NULL) != ARCHIVE_OK || s->io.code != MR_OK)
     return archive_failed(s, shown(s), err);
   return MR_OK;
 }
@@ -395,9 +395,10 @@ static mr_code next_member(mr_source *s, bool *more, mr_err *err) {
   for (;;) {
     struct archive_entry *e;
     int r = archive_read_next_header(s->a, &e);
-    if (r == ARCHIVE_EOF)
+    bool read = s->io.code == MR_OK; /* else libarchive may take it for the end of an empty file */
+    if (r == ARCHIVE_EOF && read)
       break;
-    if (r != ARCHIVE_OK && r != ARCHIVE_WARN)
+    if (!read || (r != ARCHIVE_OK && r != ARCHIVE_WARN))
       return archive_failed(s, shown(s), err);
     int f = archive_format(s->a) & ARCHIVE_FORMAT_BASE_MASK;
     s->members = f == ARCHIVE_FORMAT_TAR || f == ARCHIVE_FORMAT_ZIP;
@@ -514,10 +515,10 @@ mr_code mr_source_read(mr_source *s, const char **data, size_t *len, mr_err *err
     rc = lower_read(s, data, len, err);
   } else {
     la_ssize_t n = archive_read_data(s->a, s->text, BLOCK_BYTES);
-    if (n < 0)
+    if (n < 0 || s->io.code != MR_OK)
       rc = archive_failed(s, mr_source_name(s), err);
     *data = s->text;
-    *len = n < 0 ? 0 : (size_t)n;
+    *len = rc != MR_OK ? 0 : (size_t)n;
   }
   if (rc != MR_OK || !*len)
     s->open = false;

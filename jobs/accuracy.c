@@ -24,13 +24,13 @@ struct mr_accuracy {
 
 static mr_code side_open(side *s, const mr_accuracy_way *w, const mr_kernels *k, mr_pool *pool,
                          mr_err *err) {
-  mr_kv_type type = w->exact ? MR_KV_F32 : k->kv_type;
+  mr_kv_type type = w->kv_type >= 0 ? (mr_kv_type)w->kv_type : w->exact ? MR_KV_F32 : k->kv_type;
   mr_code rc = mr_model_open(&s->m, w->model, err);
   if (!rc)
     rc = mr_model_pack(s->m, k, w->exact ? MR_SCHEME_F32 : MR_SCHEME_I8, pool, err);
   if (!rc)
-    rc = mr_kv_open(&s->kv, &s->m->c, w->kv_type >= 0 ? (mr_kv_type)w->kv_type : type,
-                    WINDOW / MR_KV_BLOCK, err);
+    rc = mr_kv_open(&s->kv, &s->m->c, type, WINDOW / MR_KV_BLOCK + mr_kv_own_pages(&s->m->c, type),
+                    err);
   if (!rc)
     rc = mr_forward_open(&s->f, s->m, k, pool, s->kv, STEP, STEP, err);
   if (!rc)

@@ -25,7 +25,7 @@ static const char usage[] =
     "                                 [--kv-type TYPE] [--json] FILE...\n"
     "\n"
     "kernels     each kernel against its limit\n"
-    "machine     the limits of this machine: memory bandwidth, GEMM rates in the cache\n"
+    "machine     the limits of this machine: memory bandwidth, int8 peak, GEMM rates in the cache\n"
     "throughput  tokens per second of the engine: separate random prompts, greedy, no end\n"
     "accuracy    fast mode against exact on the text of files: divergence, first choices, "
     "perplexity\n"
@@ -163,12 +163,13 @@ static mr_code open_engine(const bench_opts *o, const mr_prompter *p, mr_engine 
   if (each > info.context)
     return mr_err_set(err, MR_E_USAGE, "bench: %lld tokens a sequence pass the context of %d",
                       (long long)each, info.context);
-  int64_t pages = (each + MR_KV_BLOCK - 1) / MR_KV_BLOCK * o->batch;
+  int64_t pages = ((each + MR_KV_BLOCK - 1) / MR_KV_BLOCK + info.kv_own_pages) * o->batch;
   eo.kv_memory = (uint64_t)pages * MR_KV_BLOCK * info.kv_bytes_per_token;
   return mr_engine_open(e, &eo, p, err);
 }
 
-static mr_code measure(const bench_opts *o, phase *prefill, phase *decode, mr_err *err) {
+static mr_code measure(const bench_opts *o, phase *prefill, phase *decode, mr_engine_info *info,
+                       mr_err *err) {
   mr_prompter *p = NULL;
   mr_engine *e = NULL;
   phase warm = {0};
@@ -178,6 +179,8 @@ static mr_code measure(const bench_opts *o, phase *prefill, phase *decode, mr_er
     rc = mr_prompter_open(&p, o->model, err);
   if (!rc)
     rc = open_engine(o, p, &e, err);
+  if (!rc)
+    *info = *mr_engine_describe(e);
   if (!rc)
     rc = run_prefill(e, o, 1, ids, 1, &warm, err);
   if (!rc)
@@ -194,48 +197,85 @@ static double per(double a, double b) {
   return b > 0 ? a / b : 0;
 }
 
-static void print_phase(const char *key, const phase *p, double peak) {
+typedef struct throughputs { /* both phases, and what to hold them against */
+  phase prefill, decode;
+  mr_engine_info info;
+  mr_roofline roof;
+  double peak;      /* GEMM operations a second */
+  double int8_peak; /* of the registers, mean of before and after; 0: not known */
+  double mfu, mbu;
+} throughputs;
+
+/* Of the weights' arithmetic alone, as shares of the int8 peak. */
+static double prefill_share(const throughputs *t) {
+  double rate = per(t->prefill.tokens, t->prefill.seconds);
+  return per(rate * t->info.flops_per_prompt_token, t->int8_peak);
+}
+
+static double decode_share(const throughputs *t) {
+  double rate = per(t->decode.tokens, t->decode.seconds);
+  return per(rate * t->info.flops_per_output_token, t->int8_peak);
+}
+
+static void print_phase(const char *key, const phase *p, double peak, double share) {
   printf("%-20s %.1f  (%.1f a second of each CPU's time; %.2f of the GEMM rate", key,
          per(p->tokens, p->seconds), per(p->tokens, p->cpu_s),
          per(per(p->flops, p->seconds), peak));
+  if (share > 0)
+    printf("; weights %.2f of the int8 peak", share);
   printf("; time: GEMM %.0f %%, attention %.0f %%, sampling %.0f %%)\n",
          100 * per(p->gemm_s, p->seconds), 100 * per(p->attn_s, p->seconds),
          100 * per(p->sample_s, p->seconds));
 }
 
-static mr_code throughput(const bench_opts *o, mr_err *err) {
-  phase prefill = {0}, decode = {0};
-  mr_roofline roof;
-  const mr_kernels *k = mr_kernels_best();
-  mr_scheme scheme = o->compute == MR_COMPUTE_EXACT ? MR_SCHEME_F32 : MR_SCHEME_I8;
-  mr_code rc = measure(o, &prefill, &decode, err);
-  if (!rc)
-    rc = mr_roofline_measure(k, o->threads, 1u << scheme, MEASURE_S, &roof, err);
-  if (rc)
-    return rc;
-  double peak = roof.ops_per_s[scheme];
-  double seconds = prefill.seconds + decode.seconds;
-  double mfu = per(per(prefill.flops + decode.flops, seconds), peak);
-  double mbu = per(per(prefill.bytes + decode.bytes, seconds), roof.bytes_per_s);
-  if (!o->json) {
-    printf("%d prompts of %d tokens, %d generated for each; %s, %d threads\n", o->batch, o->prompt,
-           o->gen, k->name, roof.threads);
-    print_phase("prefill_tokens_per_s", &prefill, peak);
-    print_phase("decode_tokens_per_s", &decode, peak);
-    printf("%-20s %.3f  (of %.0f Gop/s)\n", "mfu", mfu, peak / 1e9);
-    printf("%-20s %.3f  (of %.1f GB/s)\n", "mbu", mbu, roof.bytes_per_s / 1e9);
-    return MR_OK;
-  }
-  json_t *out =
-      json_pack("{s:f, s:f, s:f, s:f, s:s, s:i, s:i, s:i, s:i, s:f, s:f}", "prefill_tokens_per_s",
-                per(prefill.tokens, prefill.seconds), "decode_tokens_per_s",
-                per(decode.tokens, decode.seconds), "mfu", mfu, "mbu", mbu, "isa", k->name,
-                "threads", roof.threads, "prompt", o->prompt, "gen", o->gen, "batch", o->batch,
-                "peak_ops_per_s", peak, "peak_bytes_per_s", roof.bytes_per_s);
+static void print_throughput(const bench_opts *o, const throughputs *t, const char *isa) {
+  printf("%d prompts of %d tokens, %d generated for each; %s, %d threads\n", o->batch, o->prompt,
+         o->gen, isa, t->roof.threads);
+  print_phase("prefill_tokens_per_s", &t->prefill, t->peak, prefill_share(t));
+  print_phase("decode_tokens_per_s", &t->decode, t->peak, decode_share(t));
+  printf("%-20s %.3f  (of %.0f Gop/s)\n", "mfu", t->mfu, t->peak / 1e9);
+  printf("%-20s %.3f  (of %.1f GB/s)\n", "mbu", t->mbu, t->roof.bytes_per_s / 1e9);
+}
+
+static mr_code print_throughput_json(const bench_opts *o, const throughputs *t, const char *isa,
+                                     mr_err *err) {
+  mr_code rc = MR_OK;
+  json_t *out = json_pack(
+      "{s:f, s:f, s:f, s:f, s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:f}",
+      "prefill_tokens_per_s", per(t->prefill.tokens, t->prefill.seconds), "decode_tokens_per_s",
+      per(t->decode.tokens, t->decode.seconds), "mfu", t->mfu, "mbu", t->mbu, "isa", isa, "threads",
+      t->roof.threads, "prompt", o->prompt, "gen", o->gen, "batch", o->batch, "peak_ops_per_s",
+      t->peak, "peak_bytes_per_s", t->roof.bytes_per_s, "int8_peak_ops_per_s", t->int8_peak,
+      "prefill_of_int8_peak", prefill_share(t), "decode_of_int8_peak", decode_share(t));
   if (!out || json_dumpf(out, stdout, 0) || fputc('\n', stdout) == EOF)
     rc = mr_err_set(err, MR_E_IO, "cannot write to standard output");
   json_decref(out);
   return rc;
+}
+
+static mr_code throughput(const bench_opts *o, mr_err *err) {
+  throughputs t = {.int8_peak = 0};
+  const mr_kernels *k = mr_kernels_best();
+  mr_scheme scheme = o->compute == MR_COMPUTE_EXACT ? MR_SCHEME_F32 : MR_SCHEME_I8;
+  double before = 0, after = 0;
+  mr_code rc = mr_roofline_int8_peak(k, o->threads, MEASURE_S, &before, err);
+  if (!rc)
+    rc = measure(o, &t.prefill, &t.decode, &t.info, err);
+  if (!rc)
+    rc = mr_roofline_int8_peak(k, o->threads, MEASURE_S, &after, err);
+  if (!rc)
+    rc = mr_roofline_measure(k, o->threads, 1u << scheme, MEASURE_S, &t.roof, err);
+  if (rc)
+    return rc;
+  double seconds = t.prefill.seconds + t.decode.seconds;
+  t.int8_peak = (before + after) / 2;
+  t.peak = t.roof.ops_per_s[scheme];
+  t.mfu = per(per(t.prefill.flops + t.decode.flops, seconds), t.peak);
+  t.mbu = per(per(t.prefill.bytes + t.decode.bytes, seconds), t.roof.bytes_per_s);
+  if (o->json)
+    return print_throughput_json(o, &t, k->name, err);
+  print_throughput(o, &t, k->name);
+  return MR_OK;
 }
 
 /* ---------------------------------------------------------------- machine */
@@ -244,12 +284,17 @@ static mr_code machine(const bench_opts *o, mr_err *err) {
   static const char *const names[MR_SCHEMES] = {"f32", "bf16", "int8"};
   const mr_kernels *k = mr_kernels_best();
   mr_roofline r;
+  double int8_peak;
   mr_code rc = mr_roofline_measure(k, o->threads, MR_ROOFLINE_ALL, 2 * MEASURE_S, &r, err);
+  if (!rc)
+    rc = mr_roofline_int8_peak(k, o->threads, 2 * MEASURE_S, &int8_peak, err);
   if (rc)
     return rc;
   if (!o->json) {
     printf("isa       %s, %d threads\n", k->name, r.threads);
     printf("memory    %.1f GB/s (triad)\n", r.bytes_per_s / 1e9);
+    if (int8_peak > 0)
+      printf("int8 peak %.1f Gop/s (multiply-adds of registers)\n", int8_peak / 1e9);
     for (int s = 0; s < MR_SCHEMES; s++)
       if (r.ops_per_s[s] > 0)
         printf("gemm %-4s %.1f Gop/s (in the cache)\n", names[s], r.ops_per_s[s] / 1e9);
@@ -259,8 +304,9 @@ static mr_code machine(const bench_opts *o, mr_err *err) {
   for (int s = 0; s < MR_SCHEMES; s++)
     if (r.ops_per_s[s] > 0)
       json_object_set_new(gemm, names[s], json_real(r.ops_per_s[s]));
-  json_t *out = json_pack("{s:s, s:i, s:f, s:o}", "isa", k->name, "threads", r.threads,
-                          "bytes_per_s", r.bytes_per_s, "gemm_ops_per_s", gemm);
+  json_t *out =
+      json_pack("{s:s, s:i, s:f, s:f, s:o}", "isa", k->name, "threads", r.threads, "bytes_per_s",
+                r.bytes_per_s, "int8_peak_ops_per_s", int8_peak, "gemm_ops_per_s", gemm);
   if (!out || json_dumpf(out, stdout, 0) || fputc('\n', stdout) == EOF)
     rc = mr_err_set(err, MR_E_IO, "cannot write to standard output");
   json_decref(out);

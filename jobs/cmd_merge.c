@@ -22,6 +22,7 @@ typedef struct merger {
   mr_manifest whole;
   mr_commit *commit;
   mr_report report;
+  bool naming; /* final names may exist: only the state can say whose they are */
   double start_s;
 } merger;
 
@@ -101,11 +102,13 @@ static mr_code put_report(merger *g, mr_err *err) {
     return rc;
   p->assemble_s = p->total_s = mr_sys_seconds() - g->start_s;
   json_t *o = mr_report_to_json(p), *shards = json_array();
-  for (int i = 0; i < mr_merge_shards(g->merge); i++)
-    json_array_append_new(shards, shard_json(g, i));
-  rc = o && !json_object_set_new(o, "shards", shards)
-           ? mr_report_put(o, g->commit, &g->whole, err)
-           : mr_err_set(err, MR_E_NOMEM, "out of memory for the report");
+  bool ok = o && shards;
+  for (int i = 0; ok && i < mr_merge_shards(g->merge); i++)
+    ok = !json_array_append_new(shards, shard_json(g, i));
+  ok = ok && !json_object_set(o, "shards", shards);
+  rc = ok ? mr_report_put(o, g->commit, &g->whole, err)
+          : mr_err_set(err, MR_E_NOMEM, "out of memory for the report");
+  json_decref(shards);
   json_decref(o);
   return rc;
 }
@@ -114,6 +117,7 @@ static mr_code write_all(merger *g, mr_err *err) {
   mr_code rc = write_lines(g, err);
   if (!rc)
     rc = put_report(g, err);
+  g->naming = rc == MR_OK;
   return rc ? rc : mr_commit_publish(g->commit, &g->whole, err);
 }
 
@@ -143,7 +147,7 @@ static mr_code run(merger *g, mr_err *err) {
   rc = mr_commit_bind(g->commit, &g->whole.id, err);
   if (!rc && !mr_commit_finished(g->commit))
     rc = write_all(g, err);
-  if (mr_commit_finished(g->commit) || (rc && was_new)) {
+  if (mr_commit_finished(g->commit) || (rc && was_new && !g->naming)) {
     mr_err ignored = MR_ERR_INIT;
     mr_commit_discard(g->commit, &ignored);
   }

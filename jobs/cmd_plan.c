@@ -11,6 +11,7 @@
 #include "jobs/explain.h"
 #include "jobs/forecast.h"
 #include "jobs/preflight.h"
+#include "jobs/roofline.h"
 #include "jobs/rundir.h"
 #include "jobs/score.h"
 #include "jobs/signals.h"
@@ -200,6 +201,11 @@ static void add_why(const char *sentence, void *to) {
   mr_json_add_string(t, sentence, strlen(sentence));
 }
 
+static double balance(const planned *p) {
+  return mr_roofline_balance(p->estimate.gemm_flops_per_s, p->estimate.memory_bytes_per_s,
+                             (double)p->info.packed_bytes, p->info.flops_per_prompt_token);
+}
+
 static mr_code print_json(const planned *p, mr_err *err) {
   mr_text t = {0};
   add_int(&t, "rows", p->rows);
@@ -219,6 +225,7 @@ static mr_code print_json(const planned *p, mr_err *err) {
   add_int(&t, "weight_bytes", p->info.packed_bytes);
   add_int(&t, "batch", (uint64_t)(p->estimate.sim.batch + 0.5));
   add_int(&t, "step_tokens", (uint64_t)p->info.max_step_tokens);
+  add_real(&t, "balance_tokens", balance(p));
   add_int(&t, "context", (uint64_t)p->info.context);
   add_int(&t, "threads", (uint64_t)p->info.threads);
   add_real(&t, "gemm_flops_per_s", p->estimate.gemm_flops_per_s);
@@ -285,6 +292,10 @@ static mr_code print_text(const planned *p, mr_err *err) {
          p->info.kv_tokens);
   printf("batch             %.0f rows, steps of up to %d tokens, %d threads\n",
          p->estimate.sim.batch, p->info.max_step_tokens, p->info.threads);
+  if (balance(p) > 0)
+    printf(
+        "                  (from %.0f tokens on, arithmetic takes longer than reading weights)\n",
+        balance(p));
   print_time(p);
   mr_explain_in in = why(p);
   puts("why");

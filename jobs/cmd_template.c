@@ -258,6 +258,7 @@ static mr_code render(const session *s, const char *line, size_t len, mr_rendere
     *err = s->broken;
     return err->code;
   }
+  mr_json_ran_out(); /* before this line */
   json_t *vars = parse_variables(line, len, err);
   if (json_is_array(vars))
     vars = json_pack("{s:o, s:b}", "messages", vars, "add_generation_prompt", 1);
@@ -269,22 +270,32 @@ static mr_code render(const session *s, const char *line, size_t len, mr_rendere
   if (json_is_object(vars) && take_clock(vars, &now, err))
     c = mr_template_render(s->t, vars, &mr_template_default_limits, now, out, &raised, err);
   json_decref(vars);
+  if (mr_json_ran_out() || err->code == MR_E_NOMEM) { /* says nothing about the line */
+    mr_err_clear(err);
+    c = mr_err_set(err, MR_E_NOMEM, "out of memory");
+  }
   return c;
 }
 
-static void answer(const session *s, const char *line, size_t len, mr_rendered *r, mr_text *out) {
+/* The answer to a line; an error only when there is none for want of memory. */
+static mr_code answer(const session *s, const char *line, size_t len, mr_rendered *r, mr_text *out,
+                      mr_err *err) {
   mr_err e = MR_ERR_INIT;
   char words[sizeof e.file + sizeof e.text + 64];
-  if (render(s, line, len, r, &e) == MR_OK) {
+  mr_code c = render(s, line, len, r, &e);
+  if (c == MR_E_NOMEM)
+    return mr_err_set(err, c, "%s", e.text);
+  if (c == MR_OK) {
     mr_text_adds(out, "{\"text\": ");
     mr_json_add_string(out, r->text.data ? r->text.data : "", r->text.len);
     mr_text_adds(out, "}\n");
-    return;
+    return MR_OK;
   }
   mr_err_format(&e, words, sizeof words);
   mr_text_adds(out, "{\"error\": {\"message\": ");
   mr_json_add_string(out, words, strlen(words));
   mr_text_adds(out, "}}\n");
+  return MR_OK;
 }
 
 static mr_code write_out(mr_text *t, mr_err *err) {
@@ -305,9 +316,9 @@ static mr_code serve_lines(const session *s, mr_err *err) {
     const char *nl = memchr(in.data + at, '\n', in.len - at);
     size_t end = nl ? (size_t)(nl - in.data) : in.len, len = end - at;
     if (strspn(in.data + at, " \t\r") < len)
-      answer(s, in.data + at, len, &r, &out);
+      c = answer(s, in.data + at, len, &r, &out, err);
     at = end + 1;
-    if (out.len >= CHUNK || at >= in.len)
+    if (!c && (out.len >= CHUNK || at >= in.len))
       c = write_out(&out, err);
   }
   mr_rendered_free(&r);

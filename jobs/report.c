@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "io/mem.h"
+#include "jobs/roofline.h"
 
 #define BIN_FIRST_S 1e-6
 #define BIN_RATIO 1.02
@@ -200,6 +201,21 @@ static json_t *timeline(const mr_timeline *t) {
                    size);
 }
 
+/* Where the run phase went: the least time of its arithmetic and of its memory traffic at the
+ * machine's limits, which overlap at best, and what is left over the longer of the two. */
+static json_t *diagnosis(const mr_report *r) {
+  double compute = per(r->stats.flops, r->peak_ops), memory = per(r->stats.bytes, r->peak_bytes);
+  double most = compute > memory ? compute : memory;
+  double rest = r->run_s > most ? r->run_s - most : 0;
+  const char *by = rest > most ? "overhead" : compute >= memory ? "compute" : "memory";
+  const mr_engine_info *i = &r->info;
+  double balance = mr_roofline_balance(r->peak_ops, r->peak_bytes, (double)i->packed_bytes,
+                                       i->flops_per_prompt_token);
+  return json_pack("{s:o, s:o, s:o, s:s, s:o}", "compute_seconds", real(compute), "memory_seconds",
+                   real(memory), "rest_seconds", real(rest), "bound_by", by, "balance_tokens",
+                   real(balance));
+}
+
 /* MFU: arithmetic done over what the machine could have done in the run phase; MBU: bytes moved at
  * least, likewise. */
 static bool add_peaks(const mr_report *r, json_t *o) {
@@ -213,6 +229,8 @@ static bool add_peaks(const mr_report *r, json_t *o) {
   int bad = json_object_set_new(o, "mfu", mfu); /* each takes its value, also when it fails */
   bad |= json_object_set_new(o, "mbu", mbu);
   bad |= json_object_set_new(o, "peaks", peaks);
+  bool known = run && r->peak_ops > 0 && r->peak_bytes > 0;
+  bad |= json_object_set_new(o, "diagnosis", known ? diagnosis(r) : json_null());
   return !bad;
 }
 

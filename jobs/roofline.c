@@ -1,7 +1,10 @@
 #include "jobs/roofline.h"
 
+#include <stdbool.h>
+
 #include "io/mem.h"
 #include "io/sys.h"
+#include "kernels/peak.h"
 #include "kernels/pool.h"
 #include "src/engine.h" /* mr_compute */
 
@@ -11,6 +14,7 @@
 #define GEMM_N 256
 #define GEMM_K 1024
 #define ROUNDS 3
+#define PEAK_LOOPS 200000L
 #define MOMENT_S 0.02
 
 typedef struct triad {
@@ -124,4 +128,41 @@ double mr_roofline_ops(int compute, int threads) {
   if (!k || mr_roofline_measure(k, threads, 1u << scheme, MOMENT_S, &r, &ignored))
     return 0;
   return r.ops_per_s[scheme];
+}
+
+typedef struct peak_load {
+  const mr_kernels *k;
+  long loops;
+} peak_load;
+
+static void peak_item(void *ctx, int item, int worker) {
+  const peak_load *l = ctx;
+  (void)item, (void)worker;
+  (void)mr_peak_int8(l->k, l->loops);
+}
+
+mr_code mr_roofline_int8_peak(const mr_kernels *k, int threads, double seconds, double *ops_per_s,
+                              mr_err *err) {
+  int n = threads > 0 ? threads : mr_pool_cpus();
+  mr_pool *pool = mr_pool_new(n, 0);
+  *ops_per_s = 0;
+  if (!pool)
+    return mr_err_set(err, MR_E_UNAVAILABLE, "%d threads could not be had", n);
+  peak_load l = {k, PEAK_LOOPS};
+  double work = mr_peak_int8(k, 1) * (double)l.loops * n, until = mr_sys_seconds() + seconds;
+  for (double now = 0; work > 0 && now < until;) {
+    double start = mr_sys_seconds();
+    mr_pool_run(pool, peak_item, &l, n);
+    now = mr_sys_seconds();
+    double r = work / (now - start);
+    *ops_per_s = r > *ops_per_s ? r : *ops_per_s;
+  }
+  mr_pool_free(pool);
+  return MR_OK;
+}
+
+double mr_roofline_balance(double ops_per_s, double bytes_per_s, double weight_bytes,
+                           double flops_per_token) {
+  bool known = ops_per_s > 0 && bytes_per_s > 0 && weight_bytes > 0 && flops_per_token > 0;
+  return known ? weight_bytes / bytes_per_s * ops_per_s / flops_per_token : 0;
 }

@@ -30,6 +30,16 @@ mr_code mr_roofline_measure(const mr_kernels *k, int threads, unsigned schemes, 
 /* Operations a second of the compute mode's matrix product, measured for a moment; 0: not known. */
 double mr_roofline_ops(int compute, int threads);
 
+/* The int8 multiply-adds of registers alone with all threads, in operations a second: the yardstick
+ * of everything that is int8. 0: the table's instruction set has no such measurement. */
+mr_code mr_roofline_int8_peak(const mr_kernels *k, int threads, double seconds, double *ops_per_s,
+                              mr_err *err);
+
+/* The tokens a step from which on the arithmetic of weights takes longer than reading them:
+ * weight_bytes are read once a step, flops_per_token done for each token. 0: not known. */
+double mr_roofline_balance(double ops_per_s, double bytes_per_s, double weight_bytes,
+                           double flops_per_token);
+
 #define MR_ROOFLINE_ALL ((1u << MR_SCHEMES) - 1)
 
 #endif

@@ -105,15 +105,15 @@ mr_code mr_paths_find(mr_paths *p, const char *typed, mr_err *err) {
   for (size_t i = 0; i < sizeof known / sizeof *known; i++)
     if (cut_suffix(base, known[i]) && i > 0)
       break;
-  for (size_t i = 0; i < 3; i++) {
-    output = join(base, formats[i]);
-    if (!output || mr_path_exists(output))
-      break;
+  mr_code rc = MR_OK;
+  bool there = false;
+  for (size_t i = 0; !rc && !there && i <= 3; i++) { /* the first one again when none is there */
     mr_mem_free(output);
-    output = i < 2 ? NULL : join(base, formats[0]);
+    output = join(base, formats[i % 3]);
+    rc = output ? mr_path_look(output, &there, err) : mr_err_set(err, MR_E_NOMEM, "out of memory");
   }
-  mr_code rc =
-      output ? mr_paths_make(p, base, output, err) : mr_err_set(err, MR_E_NOMEM, "out of memory");
+  if (!rc)
+    rc = mr_paths_make(p, base, output, err);
   mr_mem_free(output);
   mr_mem_free(base);
   return rc;

@@ -36,7 +36,8 @@ typedef struct mr_paths {
 /* `base` NULL: standard output. MR_E_NOMEM. */
 mr_code mr_paths_make(mr_paths *p, const char *base, const char *output, mr_err *err);
 /* The names behind what a user types for `status` and `check`: OUT, the output itself, OUT.run or
- * the manifest. The output's name comes from the file that exists (.jsonl.zst when none does). */
+ * the manifest. The output's name comes from the file that exists (.jsonl.zst when none does).
+ * MR_E_IO: the disk does not say whether it does. */
 mr_code mr_paths_find(mr_paths *p, const char *typed, mr_err *err);
 /* Where rows in flight are kept (saved.h); owned by the caller. NULL: out of memory. */
 char *mr_paths_kv(const mr_paths *p);

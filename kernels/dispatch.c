@@ -87,6 +87,8 @@ size_t mr_kv_part_bytes(mr_kv_type type, int head_dim) {
   case MR_KV_INT8:
   case MR_KV_FP8:
     return (n + MR_KV_BLOCK * sizeof(float) + 63) / 64 * 64;
+  case MR_KV_Q4: /* 16 bytes of codes and 4 of scales for each 32 values */
+    return ((size_t)head_dim + 31) / 32 * 32 * 20;
   default:
     return 0;
   }
@@ -98,10 +100,11 @@ int mr_rotate_block(int n) {
 }
 
 /* For each of G*32 query rows: q and the sum [head_dim], a block of scores [32], 16 partial sums,
- * two scalars; and one block of K and of V as float32. */
+ * two scalars; four blocks of K and of V in 16 bits, or one as float32; scores, twice, and p of 16
+ * rows and four blocks. */
 size_t mr_attn_scratch(int n_heads, int n_kv_heads, int head_dim) {
   size_t rows = (size_t)(n_heads / n_kv_heads) * MR_ATTN_TILE;
   size_t dim = ((size_t)head_dim + 15) / 16 * 16;
-  size_t floats = rows * (2 * dim + MR_KV_BLOCK + 16 + 2) + 2 * MR_KV_BLOCK * dim;
-  return (floats * sizeof(float) + 63) / 64 * 64;
+  size_t floats = rows * (2 * dim + MR_KV_BLOCK + 16 + 2) + 4 * MR_KV_BLOCK * dim;
+  return (floats * sizeof(float) + 16 * 4 * MR_KV_BLOCK * 10 + 63) / 64 * 64;
 }

@@ -56,6 +56,12 @@ typedef struct mr_gemm_ops {
  * Types of 8 bits have one float32 scale for each token, head and side (K, V): int8 is
  * round(x * 127 / max|x|); fp8 is E4M3 without its subnormal numbers, max|x| on its largest number,
  * 448. Both sides of q.k are best rotated first (rotate), so that no channel sticks out.
+ *
+ * q4 has 16 steps from least to largest, both float16, for each channel of K over a block's 32
+ * tokens, and for each 32 channels of a token of V. So a block is packed as a whole, when its last
+ * token is there (kv_pack); until then its tokens are stored beside, as MR_KV_OWN_TYPE. A token
+ * sees its own block like that, even the last one, and the blocks before as they are packed: what
+ * it sees depends on its position alone.
  */
 #define MR_KV_BLOCK 32
 
@@ -71,8 +77,13 @@ typedef enum mr_kv_type {
 
 const char *mr_kv_type_name(mr_kv_type type); /* "f32", "f16" ... */
 
+#define MR_KV_OWN_TYPE MR_KV_F16
+static inline int mr_kv_packs(mr_kv_type type) { /* in blocks */
+  return type == MR_KV_Q4;
+}
+
 /* bytes of the K or the V part of one head and layer in one page (scales included), a multiple of
- * 64 where head_dim is one of 2; 0: no table knows this type yet (Q4) */
+ * 64 */
 size_t mr_kv_part_bytes(mr_kv_type type, int head_dim);
 
 typedef struct mr_attn {
@@ -94,6 +105,8 @@ typedef struct mr_attn {
   int chunk;           /* 0: none; else keys of the same chunk (pos / chunk) only */
   const float *slopes; /* ALiBi slope for each head, or NULL; adds slope * (pos_k - pos_q) */
   const float *sinks;  /* one extra logit for each head, or NULL */
+  const uint8_t *own;  /* types that pack: K part, then V part of the block that all tokens of the
+                          call lie in, of this kv head, as MR_KV_OWN_TYPE */
 } mr_attn;
 
 /* ------------------------------------------------------------------ the table */
@@ -136,6 +149,9 @@ typedef struct mr_kernels {
    * slots of a page are written in order */
   void (*kv_store)(uint8_t *k_part, uint8_t *v_part, const float *k, const float *v, int head_dim,
                    int slot, mr_kv_type type);
+  /* packs a full block: parts of MR_KV_OWN_TYPE at own, K then V, to those of a type that packs */
+  void (*kv_pack)(uint8_t *k_part, uint8_t *v_part, const uint8_t *own, int head_dim,
+                  mr_kv_type type);
   /* attention for query heads of kv head `kv_head`, tokens q0..q1-1 of a: reads keys and values up
    * to position pos0 + q1 - 1. scratch: mr_attn_scratch(...) bytes, 64-aligned */
   void (*attention)(const mr_attn *a, int kv_head, int q0, int q1, void *scratch);
@@ -167,6 +183,6 @@ void mr_k_fill_avx2(mr_kernels *k);
 void mr_k_fill_avx512(mr_kernels *k);
 
 /* Says how fast results are made (packing, grouping, order); changes whenever their bits may. */
-#define MR_NUMERICS_VERSION 2
+#define MR_NUMERICS_VERSION 3
 
 #endif

@@ -201,6 +201,7 @@ static void cpu_close(mr_backend *b) {
   mr_mem_free(c->packed);
   mr_mem_free(c->line);
   mr_mem_free(c->attn);
+  mr_mem_free(c->own);
   mr_mem_free(c->token);
   mr_mem_free(c->pos);
   mr_mem_free(c->tiles);
@@ -252,12 +253,15 @@ static bool take_memory(mr_cpu *c) {
   c->packed = mr_mem_pages(bytes);
   c->line = mr_mem_pages(workers * c->line_ld * sizeof *c->line);
   c->attn = mr_mem_pages(workers * c->attn_bytes);
+  if (mr_kv_packs(mr_kv_type_of(c->kv)))
+    c->own_bytes = 2 * mr_kv_part_bytes(MR_KV_OWN_TYPE, c->m->c.head_dim);
+  c->own = mr_mem_pages(workers * c->own_bytes);
   c->token = mr_mem_alloc(n, sizeof *c->token);
   c->pos = mr_mem_alloc(n, sizeof *c->pos);
   c->tiles = mr_mem_alloc(n, sizeof *c->tiles);
   c->sorted = mr_mem_alloc(n, sizeof *c->sorted);
   return mr_cpu_experts_open(&c->experts, c) && mr_cpu_lora_open(&c->lora, c) && c->packed &&
-         c->line && c->attn && c->token && c->pos && c->tiles && c->sorted;
+         c->line && c->attn && c->own && c->token && c->pos && c->tiles && c->sorted;
 }
 
 mr_code mr_backend_cpu_open(mr_backend **out, const mr_model *m, const mr_kernels *k, mr_pool *pool,

@@ -30,6 +30,8 @@ typedef struct mr_cpu {
   size_t line_ld;
   uint8_t *attn; /* [workers, attn_bytes]; owned */
   size_t attn_bytes;
+  uint8_t *own; /* [workers, own_bytes] K and V parts of a block, for types that pack; owned */
+  size_t own_bytes;
   struct mr_cpu_experts *experts; /* or NULL; owned */
   struct mr_cpu_lora *lora;       /* or NULL; owned */
   /* of the step */

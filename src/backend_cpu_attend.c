@@ -2,7 +2,11 @@
  * MR_KV_BLOCK, which is MR_ATTN_TILE); a work item is (tile, kv head): its query heads, its K and
  * V. Two workers never write into the same part of a page. Where every run is one tile, a tile's
  * keys are all there once it has stored its own, so store and attention are one pass; else all
- * tiles are stored first. */
+ * tiles are stored first.
+ *
+ * Types that pack a block once it is full (kernels/kernels.h): a tile's tokens meet their own block
+ * in 16 bits. It is in the sequence's own pages if it was begun in an earlier step; else it is made
+ * for the tile, and put there after all tiles are through if it is not full. */
 #include "src/backend_cpu.h"
 
 #include <math.h>
@@ -68,39 +72,41 @@ static void clip(float *x, float limit, int n) {
 }
 
 /* One head, number `head` of q or of k; n: how many values of it are normed. */
-static void norm_head(const job *j, float *x, const float *norm, int head, int n) {
+static void norm_head(const job *j, float *x, const float *norm, const float *bias, int head,
+                      int n) {
   const mr_config *cfg = &j->c->m->c;
   if ((!norm && !j->op->norm_bare) || j->op->norm_full)
     return;
-  const float *w = norm && j->op->norm_each ? norm + (size_t)head * (size_t)n : norm;
+  size_t at = j->op->norm_each ? (size_t)head * (size_t)n : 0;
+  const float *w = norm ? norm + at : NULL;
   if (j->op->norm_layer)
-    j->c->k->layernorm(x, x, w, NULL, n, cfg->eps);
+    j->c->k->layernorm(x, x, w, bias ? bias + at : NULL, n, cfg->eps);
   else
     j->c->k->rmsnorm(x, x, w, n, cfg->eps);
 }
 
-static void norm_rope(const job *j, float *x, const float *norm, int head, int n, int pos,
-                      const mr_rope_table *rope) {
+static void norm_rope(const job *j, float *x, const float *norm, const float *bias, int head, int n,
+                      int pos, const mr_rope_table *rope) {
   const mr_config *cfg = &j->c->m->c;
   if (cfg->clip_qkv > 0)
     clip(x, cfg->clip_qkv, cfg->head_dim);
   if (!j->op->norm_late)
-    norm_head(j, x, norm, head, n);
+    norm_head(j, x, norm, bias, head, n);
   if (rope->n_rot && !j->op->no_rope)
     j->c->k->rope(x + cfg->rope_first, mr_rope_row(rope, pos), rope->n_rot,
                   cfg->arch.rope == MR_ROPE_INTERLEAVED);
   if (j->op->norm_late)
-    norm_head(j, x, norm, head, n);
+    norm_head(j, x, norm, bias, head, n);
   if (j->rotates)
     j->c->k->rotate(x, cfg->head_dim);
 }
 
-/* Queries of layers without rope grow with the position (llama4). */
+/* Queries of layers without rope grow with the position (llama4), or those of all (ministral3). */
 static void temper(const job *j, float *q, int pos) {
   const mr_config *cfg = &j->c->m->c;
-  if (!j->op->no_rope || cfg->temper_scale == 0)
+  if (cfg->temper_scale == 0 || (!j->op->no_rope && !cfg->temper_all))
     return;
-  double steps = floor((pos + 1.0) / cfg->temper_floor);
+  double steps = floor((pos + (cfg->temper_all ? 0.0 : 1.0)) / cfg->temper_floor);
   j->c->k->scale(q, (float)(log1p(steps) * cfg->temper_scale + 1), cfg->head_dim);
 }
 
@@ -109,56 +115,135 @@ static const mr_rope_table *rope_of(const job *j, const mr_kv_seq *seq) {
   return seq->long_rope && all[2].n_rot ? &all[2] : &all[j->op->local];
 }
 
-static void store(const job *j, const mr_tile *t, int head) {
+static float *key(const job *j, const mr_tile *t, int head, int i) {
+  return mr_cpu_row(j->op->k, t->row + i) + (size_t)head * (size_t)j->attn.head_dim;
+}
+
+static float *value(const job *j, const mr_tile *t, int head, int i) {
+  return mr_cpu_row(j->op->v, t->row + i) + (size_t)head * (size_t)j->attn.head_dim;
+}
+
+/* Queries, keys and values as attention wants them. */
+static void prepare(const job *j, const mr_tile *t, int head) {
   const mr_attend *op = j->op;
   size_t dim = (size_t)j->attn.head_dim;
   int group = j->attn.n_heads / j->attn.n_kv_heads;
   int k_dims = op->k_norm_dims ? op->k_norm_dims : (int)dim;
-  const mr_kv_seq *seq = j->c->batch.runs[t->run].seq;
-  const mr_rope_table *rope = rope_of(j, seq);
-  uint8_t *k_part = mr_kv_page(j->c->kv, seq->pages[t->pos / MR_KV_BLOCK]) + j->attn.layer_offset +
-                    (size_t)head * 2 * j->part;
+  const mr_rope_table *rope = rope_of(j, j->c->batch.runs[t->run].seq);
   for (int i = 0; i < t->n; i++) {
     float *q = mr_cpu_row(op->q, t->row + i) + (size_t)head * (size_t)group * dim;
-    float *k = mr_cpu_row(op->k, t->row + i) + (size_t)head * dim;
-    float *v = mr_cpu_row(op->v, t->row + i) + (size_t)head * dim;
     for (int g = 0; g < group; g++) {
       float *one = q + (size_t)g * dim;
-      norm_rope(j, one, op->q_norm, head * group + g, (int)dim, t->pos + i, rope);
+      norm_rope(j, one, op->q_norm, op->q_norm_b, head * group + g, (int)dim, t->pos + i, rope);
       temper(j, one, t->pos + i);
     }
-    norm_rope(j, k, op->k_norm, head, k_dims, t->pos + i, rope);
+    norm_rope(j, key(j, t, head, i), op->k_norm, op->k_norm_b, head, k_dims, t->pos + i, rope);
     if (j->c->m->c.clip_qkv > 0)
-      clip(v, j->c->m->c.clip_qkv, (int)dim);
-    j->c->k->kv_store(k_part, k_part + j->part, k, v, j->attn.head_dim, (t->pos + i) % MR_KV_BLOCK,
-                      j->attn.type);
+      clip(value(j, t, head, i), j->c->m->c.clip_qkv, (int)dim);
   }
 }
 
-static void attend(const job *j, const mr_tile *t, int head, int worker) {
+/* ------------------------------------------------------------------ where a block lies */
+static uint8_t *parts_of(const job *j, const mr_tile *t, int head) {
+  const mr_kv_seq *seq = j->c->batch.runs[t->run].seq;
+  return mr_kv_page(j->c->kv, seq->pages[t->pos / MR_KV_BLOCK]) + j->attn.layer_offset +
+         (size_t)head * 2 * j->part;
+}
+
+static uint8_t *own_parts(const job *j, const mr_tile *t, int head) {
+  return mr_kv_own_parts(j->c->kv, j->c->batch.runs[t->run].seq, j->op->layer, head);
+}
+
+static uint8_t *scratch_parts(const job *j, int worker) {
+  return j->c->own + (size_t)worker * j->c->own_bytes;
+}
+
+static bool goes_on(const mr_tile *t) { /* with a block of an earlier step */
+  return t->pos % MR_KV_BLOCK != 0;
+}
+
+static bool fills(const mr_tile *t) { /* its block */
+  return (t->pos + t->n) % MR_KV_BLOCK == 0;
+}
+
+static void put(const job *j, const mr_tile *t, int head, uint8_t *parts, mr_kv_type type) {
+  size_t part = mr_kv_part_bytes(type, j->attn.head_dim);
+  for (int i = 0; i < t->n; i++)
+    j->c->k->kv_store(parts, parts + part, key(j, t, head, i), value(j, t, head, i),
+                      j->attn.head_dim, (t->pos + i) % MR_KV_BLOCK, type);
+}
+
+static void pack(const job *j, const mr_tile *t, int head, const uint8_t *own) {
+  uint8_t *parts = parts_of(j, t, head);
+  if (fills(t))
+    j->c->k->kv_pack(parts, parts + j->part, own, j->attn.head_dim, j->attn.type);
+}
+
+/* ------------------------------------------------------------------ work items */
+static const mr_tile *tile_of(const job *j, int item) {
+  return &j->c->sorted[item / j->attn.n_kv_heads];
+}
+
+static void attend(const job *j, const mr_tile *t, int head, const uint8_t *own, int worker) {
   mr_attn a = j->attn;
   a.q = mr_cpu_row(j->op->q, t->row);
   a.out = mr_cpu_row(j->op->out, t->row);
   a.n_q = t->n;
   a.pos0 = t->pos;
   a.pages = j->c->batch.runs[t->run].seq->at;
+  a.own = own;
   j->c->k->attention(&a, head, 0, t->n, j->c->attn + (size_t)worker * j->c->attn_bytes);
 }
 
 static void store_item(void *ctx, int item, int worker) {
   const job *j = ctx;
-  (void)worker;
-  store(j, &j->c->sorted[item / j->attn.n_kv_heads], item % j->attn.n_kv_heads);
+  const mr_tile *t = tile_of(j, item);
+  int head = item % j->attn.n_kv_heads;
+  prepare(j, t, head);
+  if (!mr_kv_packs(j->attn.type)) {
+    put(j, t, head, parts_of(j, t, head), j->attn.type);
+    return;
+  }
+  if (!goes_on(t) && !fills(t))
+    return;
+  uint8_t *own = goes_on(t) ? own_parts(j, t, head) : scratch_parts(j, worker);
+  put(j, t, head, own, MR_KV_OWN_TYPE);
+  pack(j, t, head, own);
 }
 
 static void attend_item(void *ctx, int item, int worker) {
   const job *j = ctx;
-  attend(j, &j->c->sorted[item / j->attn.n_kv_heads], item % j->attn.n_kv_heads, worker);
+  const mr_tile *t = tile_of(j, item);
+  int head = item % j->attn.n_kv_heads;
+  uint8_t *own = NULL;
+  if (mr_kv_packs(j->attn.type))
+    own = goes_on(t) ? own_parts(j, t, head) : scratch_parts(j, worker);
+  if (own && !goes_on(t))
+    put(j, t, head, own, MR_KV_OWN_TYPE);
+  attend(j, t, head, own, worker);
+}
+
+/* The first tokens of a block, for the steps to come. */
+static void keep_item(void *ctx, int item, int worker) {
+  const job *j = ctx;
+  const mr_tile *t = tile_of(j, item);
+  int head = item % j->attn.n_kv_heads;
+  (void)worker;
+  if (!goes_on(t) && !fills(t))
+    put(j, t, head, own_parts(j, t, head), MR_KV_OWN_TYPE);
 }
 
 static void both_item(void *ctx, int item, int worker) {
-  store_item(ctx, item, worker);
-  attend_item(ctx, item, worker);
+  const job *j = ctx;
+  const mr_tile *t = tile_of(j, item);
+  int head = item % j->attn.n_kv_heads;
+  bool packs = mr_kv_packs(j->attn.type);
+  uint8_t *own = packs ? own_parts(j, t, head) : NULL;
+  prepare(j, t, head);
+  put(j, t, head, packs ? own : parts_of(j, t, head), packs ? MR_KV_OWN_TYPE : j->attn.type);
+  attend(j, t, head, own, worker);
+  if (packs)
+    pack(j, t, head, own);
 }
 
 /* Norms over all heads of a token at once cannot be cut by heads. */
@@ -215,6 +300,8 @@ void mr_cpu_attend(mr_backend *b, const mr_attend *op) {
   } else {
     mr_pool_run(c->pool, store_item, &j, items);
     mr_pool_run(c->pool, attend_item, &j, items);
+    if (mr_kv_packs(j.attn.type))
+      mr_pool_run(c->pool, keep_item, &j, items);
   }
   b->stats.attn_s += mr_sys_seconds() - start;
   count(&j);

@@ -22,6 +22,7 @@
 #include <stdbool.h>
 
 #include "io/err.h"
+#include "kernels/gpu/blobs.h"
 #include "kernels/gpu/shape.h"
 
 typedef struct mr_device mr_device;
@@ -113,8 +114,9 @@ typedef struct mr_sim_opts {
 /* NVIDIA's (cuda) or AMD's device of this number. MR_E_UNAVAILABLE: and why. */
 mr_code mr_device_driver(mr_device **out, bool cuda, int number, mr_err *err);
 int mr_driver_list(mr_device_found *found, int cap, bool cuda); /* at least one, with its reason */
-/* Opens a driver's library; tests put another in its place. */
+/* Opens a driver's library; the kernels for it. Tests put others in their place. */
 extern void *(*mr_driver_library)(const char *name);
+extern const mr_gpu_blob *(*mr_driver_blobs)(void);
 
 mr_code mr_device_sim(mr_device **out, const mr_sim_opts *opts, mr_err *err);
 double mr_sim_seconds(const mr_device *d); /* of the virtual clock */

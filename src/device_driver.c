@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "io/mem.h"
-#include "kernels/gpu/blobs.h"
 
 /* X(ours, cuda, hip, arguments): each returns 0 or an error number. Device pointers are 64 bits. */
 #define CALLS(X)                                                                                   \
@@ -210,6 +209,7 @@ static void *open_library(const char *name) {
 }
 
 void *(*mr_driver_library)(const char *name) = open_library;
+const mr_gpu_blob *(*mr_driver_blobs)(void) = mr_gpu_blobs;
 
 /* The name of a call that the library does not have, or NULL. */
 static const char *bind(driver *v) {
@@ -245,7 +245,7 @@ static int make_current(driver *v, int number) {
 
 /* The first image that the driver takes. A code object of another architecture is refused by it. */
 static bool load(driver *v) {
-  for (const mr_gpu_blob *b = mr_gpu_blobs(); b->arch; b++) {
+  for (const mr_gpu_blob *b = mr_driver_blobs(); b->arch; b++) {
     bool fat = !strcmp(b->arch, "cuda");
     if (fat != v->cuda || v->load(&v->module, b->bytes))
       continue;
@@ -260,7 +260,7 @@ static bool load(driver *v) {
 }
 
 static bool any_blob(bool cuda) {
-  const mr_gpu_blob *b = mr_gpu_blobs();
+  const mr_gpu_blob *b = mr_driver_blobs();
   while (b->arch && !strcmp(b->arch, "cuda") != cuda)
     b++;
   return b->arch;

@@ -59,13 +59,17 @@ static uint64_t model_packed_bytes(const mr_gemm_ops *g, const mr_model *m) {
 
 /* The KV budget in pages: as asked, or enough for a full batch of middling sequences and for one of
  * full length, but no more than half of the memory that is left. */
+static uint64_t pages_of(const mr_engine_info *info, int tokens) {
+  return (uint64_t)(tokens + MR_KV_BLOCK - 1) / MR_KV_BLOCK + (uint64_t)info->kv_own_pages;
+}
+
 static mr_code plan_pages(const mr_engine_opts *o, const mr_engine_info *info, size_t page,
                           int *pages, mr_err *err) {
   uint64_t budget = o->kv_memory;
   if (!budget) {
     int tokens = info->context < DEFAULT_TOKENS ? info->context : DEFAULT_TOKENS;
-    uint64_t batch = (uint64_t)info->max_batch * (uint64_t)mr_engine_pages(tokens);
-    uint64_t one = (uint64_t)mr_engine_pages(info->context);
+    uint64_t batch = (uint64_t)info->max_batch * pages_of(info, tokens);
+    uint64_t one = pages_of(info, info->context);
     uint64_t available = mr_machine_memory().available;
     uint64_t half = available > info->packed_bytes ? (available - info->packed_bytes) / 2 : 0;
     budget = (batch > one ? batch : one) * page;
@@ -111,6 +115,7 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
       .packed_bytes =
           model_packed_bytes(&k->gemm[scheme_of(o)], m) + (m->lora ? m->lora->bytes : 0),
       .kv_bytes_per_token = mr_kv_token_bytes(c, (mr_kv_type)type),
+      .kv_own_pages = mr_kv_own_pages(c, (mr_kv_type)type),
       .flops_per_prompt_token = mr_model_layer_flops(m),
       .flops_per_output_token = mr_model_layer_flops(m) + mr_model_head_flops(m),
   };
@@ -119,8 +124,9 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
     return rc;
   info->kv_memory = (uint64_t)*pages * page;
   info->kv_tokens = (uint64_t)*pages * MR_KV_BLOCK;
-  if (info->max_batch > *pages)
-    info->max_batch = *pages; /* a sequence holds a page at least */
+  if (info->max_batch > *pages / (1 + info->kv_own_pages)) /* a sequence holds a page at least */
+    info->max_batch = *pages / (1 + info->kv_own_pages);
+  info->max_batch = info->max_batch > 0 ? info->max_batch : 1;
   info->max_step_tokens = o->max_step_tokens > 0 ? o->max_step_tokens : DEFAULT_STEP_TOKENS;
   if (!o->max_step_tokens && info->max_step_tokens < 2 * info->max_batch)
     info->max_step_tokens = 2 * info->max_batch; /* room for prefill beside a full batch */

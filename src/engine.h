@@ -59,6 +59,7 @@ typedef struct mr_engine_info {
   int context, n_vocab, max_batch, max_step_tokens, threads;
   uint64_t n_params, weight_bytes, packed_bytes;     /* packed: with the adapters */
   uint64_t kv_bytes_per_token, kv_memory, kv_tokens; /* budget in bytes and in tokens */
+  int kv_own_pages; /* of each sequence, beside a page for each 32 tokens (src/kvcache.h) */
   double flops_per_prompt_token, flops_per_output_token;
   double load_s;
 } mr_engine_info;

@@ -8,8 +8,8 @@
 #define LEARN_FROM 32       /* choices, before their lengths are relied on */
 #define MAX_SEQUENCES 65536 /* of one request: keeps every count below far from overflow */
 
-int mr_engine_pages(int64_t tokens) {
-  return (int)((tokens + MR_KV_BLOCK - 1) / MR_KV_BLOCK);
+int mr_engine_pages(const mr_engine *e, int64_t tokens) {
+  return mr_kv_pages_for(e->kv, tokens);
 }
 
 /* ---------------------------------------------------------------- checks */
@@ -190,7 +190,7 @@ static int own_pages(const mr_engine *e, const mr_request *r, int i, bool expect
     more = r->cont_len[i];
   else if (expected)
     more = expected_new(e, more);
-  return mr_engine_pages((int64_t)r->n_prompt + (more > 0 ? more - 1 : 0)) -
+  return mr_engine_pages(e, (int64_t)r->n_prompt + (more > 0 ? more - 1 : 0)) -
          r->n_prompt / MR_KV_BLOCK;
 }
 

@@ -129,8 +129,8 @@ struct mr_engine {
   mr_engine_stats stats;
 };
 
-int mr_engine_pages(int64_t tokens);
-int mr_engine_used_pages(const mr_engine *e); /* by requests */
+int mr_engine_pages(const mr_engine *e, int64_t tokens); /* of one sequence */
+int mr_engine_used_pages(const mr_engine *e);            /* by requests */
 
 /* engine_memory.c: makes `want` pages free for f: idle ones of the tree, then those of the youngest
  * flight that is younger than f and not in the step. False: there are not so many. */

@@ -93,7 +93,7 @@ static void take_shared(mr_engine *e, mr_flight *f, int32_t page, int n) {
  * in a copy. */
 static void share_partial(mr_engine *e, mr_flight *f, int block) {
   int32_t page = -1, parent = block ? f->chain[block - 1] : -1;
-  if (f->partial_at == block || f->spilled)
+  if (f->partial_at == block || f->spilled || mr_kv_packs(mr_kv_type_of(e->kv)))
     return;
   f->partial_at = block;
   int n = mr_prefix_partial(e->prefix, f->r.adapter, parent, f->r.prompt + f->fed,

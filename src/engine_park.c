@@ -8,8 +8,8 @@ static bool is_whole(const mr_flight *f, int fed) {
 }
 
 /* Full pages that its sequences have in common, or all pages where there is only the prompt. */
-static int prompt_pages(const mr_flight *f) {
-  return is_whole(f, f->fed) ? f->fed / MR_KV_BLOCK : mr_engine_pages(f->fed);
+static int prompt_pages(const mr_engine *e, const mr_flight *f) {
+  return is_whole(f, f->fed) ? f->fed / MR_KV_BLOCK : mr_engine_pages(e, f->fed);
 }
 
 /* The table that holds the prompt: every live sequence's, once it is complete. */
@@ -20,11 +20,11 @@ static mr_sequence *holder(mr_flight *f) {
   return &f->seqs[i];
 }
 
-static int held_pages(const mr_flight *f) {
-  int n = prompt_pages(f);
+static int held_pages(const mr_engine *e, const mr_flight *f) {
+  int n = prompt_pages(e, f);
   for (int i = 0; is_whole(f, f->fed) && i < f->n_seqs; i++)
     if (!f->seqs[i].done)
-      n += f->seqs[i].kv.n_pages - prompt_pages(f);
+      n += f->seqs[i].kv.n_pages - prompt_pages(e, f);
   return n;
 }
 
@@ -42,9 +42,14 @@ void mr_flight_forget(mr_engine *e, mr_flight *f) {
   f->spilled = f->lost = false;
 }
 
+/* Pages lie in the block table as they will when so many tokens come back. */
+static bool in_place(const mr_engine *e, const mr_kv_seq *kv, int len) {
+  return !mr_kv_packs(mr_kv_type_of(e->kv)) || kv->n_pages == mr_engine_pages(e, len);
+}
+
 /* What other flights hold in the tree will be there again, or is computed for all of them. */
 static bool to_disk(mr_engine *e, mr_flight *f) {
-  int own = prompt_pages(f), common = 0;
+  int own = prompt_pages(e, f), common = 0;
   const mr_kv_seq *kv = &holder(f)->kv;
   double token_s =
       e->stats.batch_tokens_sum ? e->stats.step_s / (double)e->stats.batch_tokens_sum : 0;
@@ -52,8 +57,9 @@ static bool to_disk(mr_engine *e, mr_flight *f) {
     int n = f->fed / MR_KV_BLOCK < f->n_chain ? f->fed / MR_KV_BLOCK : f->n_chain;
     common = mr_prefix_common(e->prefix, f->chain, n);
   }
-  if (kv->n_dropped || !mr_kvtier_spills(e->tier, held_pages(f) - common,
-                                         computed_tokens(f) - common * MR_KV_BLOCK, token_s))
+  if (kv->n_dropped || !in_place(e, kv, kv->len) ||
+      !mr_kvtier_spills(e->tier, held_pages(e, f) - common,
+                        computed_tokens(f) - common * MR_KV_BLOCK, token_s))
     return false;
   f->fetch_at = common * MR_KV_BLOCK;
   int len = is_whole(f, f->fed) ? own * MR_KV_BLOCK : f->fed;
@@ -61,7 +67,8 @@ static bool to_disk(mr_engine *e, mr_flight *f) {
   for (int i = 0; ok && is_whole(f, f->fed) && i < f->n_seqs; i++) {
     mr_sequence *s = &f->seqs[i];
     if (!s->done)
-      ok = mr_kvtier_park(e->tier, &s->kv, own, s->kv.n_pages, s->kv.len, &s->parked);
+      ok = in_place(e, &s->kv, s->kv.len) &&
+           mr_kvtier_park(e->tier, &s->kv, own, s->kv.n_pages, s->kv.len, &s->parked);
   }
   if (!ok)
     mr_flight_forget(e, f);
@@ -93,7 +100,7 @@ int mr_flight_reserved(const mr_flight *f) {
 void mr_flight_park(mr_engine *e, mr_flight *f) {
   e->stats.preemptions += f->fed > 0;
   if (!f->spilled) { /* else it has not got back yet what is on disk */
-    f->parked_pages = held_pages(f);
+    f->parked_pages = held_pages(e, f);
     f->parked_fed = f->fed;
     f->spilled = f->fed > 0 && to_disk(e, f);
   }
@@ -185,7 +192,7 @@ void mr_flight_fetch(mr_engine *e, mr_flight *f) {
   int common = f->parked.len, want = wants(e, kv, common);
   for (int i = 0; whole && i < f->n_seqs; i++)
     if (!f->seqs[i].done)
-      want += mr_engine_pages(f->seqs[i].parked.len) - common / MR_KV_BLOCK;
+      want += mr_engine_pages(e, f->seqs[i].parked.len) - common / MR_KV_BLOCK;
   if (!mr_flight_make_room(e, f, want))
     return;
   int from = kv->len / MR_KV_BLOCK;

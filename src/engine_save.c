@@ -61,7 +61,7 @@ static mr_code replay(mr_engine *e, mr_flight *f, const mr_saved_row *r, mr_err 
 /* Their keys and values are on disk, as those of a flight that was parked. */
 static void take_pages(mr_engine *e, mr_flight *f, const mr_saved_row *r) {
   bool whole = r->fed == f->r.n_prompt;
-  int at = whole ? r->fed / MR_KV_BLOCK : mr_engine_pages(r->fed);
+  int at = whole ? r->fed / MR_KV_BLOCK : mr_engine_pages(e, r->fed);
   if (r->fed < 1 || r->fed > f->r.n_prompt || at > r->n_pages ||
       !mr_saved_fits(e->saved, mr_kv_size_of_page(e->kv), mr_engine_layout(e)))
     return;
@@ -69,7 +69,7 @@ static void take_pages(mr_engine *e, mr_flight *f, const mr_saved_row *r) {
     const mr_saved_seq *q = &r->seqs[i];
     int64_t len = (int64_t)r->fed + q->fed;
     if (!f->seqs[i].done &&
-        (q->fed > f->seqs[i].out.n_ids || q->n_pages != mr_engine_pages(len) - at))
+        (q->fed > f->seqs[i].out.n_ids || q->n_pages != mr_engine_pages(e, len) - at))
       return;
   }
   f->parked = (mr_parked){
@@ -162,10 +162,10 @@ static bool save_common(save *v, mr_flight *f) {
 }
 
 /* A sequence's pages after the prompt's full ones. */
-static int count_pages(const mr_flight *f, const mr_sequence *s, bool whole) {
+static int count_pages(const mr_engine *e, const mr_flight *f, const mr_sequence *s, bool whole) {
   if (s->done || !whole)
     return 0;
-  return mr_engine_pages((int64_t)f->r.n_prompt + s->fed) - f->r.n_prompt / MR_KV_BLOCK;
+  return mr_engine_pages(e, (int64_t)f->r.n_prompt + s->fed) - f->r.n_prompt / MR_KV_BLOCK;
 }
 
 /* False: not all of it could be saved. A window's pages that were dropped are not there. */
@@ -174,11 +174,11 @@ static bool save_pages(save *v, mr_flight *f) {
   if (f->spilled) {
     ok = save_common(v, f) && save_parked(v, &f->parked);
     for (int i = 0; ok && whole && i < f->n_seqs; i++)
-      ok = f->seqs[i].done || (f->seqs[i].parked.n == count_pages(f, &f->seqs[i], whole) &&
+      ok = f->seqs[i].done || (f->seqs[i].parked.n == count_pages(v->e, f, &f->seqs[i], whole) &&
                                save_parked(v, &f->seqs[i].parked));
     return ok;
   }
-  int own = whole ? f->fed / MR_KV_BLOCK : mr_engine_pages(f->fed), first = 0;
+  int own = whole ? f->fed / MR_KV_BLOCK : mr_engine_pages(v->e, f->fed), first = 0;
   while (whole && first < f->n_seqs - 1 && f->seqs[first].done)
     first++;
   const mr_kv_seq *kv = &f->seqs[first].kv;
@@ -187,7 +187,7 @@ static bool save_pages(save *v, mr_flight *f) {
   for (int i = 0; i < own && ok; i++)
     ok = save_page(v, kv->pages[i]);
   for (int k = 0; whole && k < f->n_seqs; k++) {
-    int n = own + count_pages(f, &f->seqs[k], whole);
+    int n = own + count_pages(v->e, f, &f->seqs[k], whole);
     ok = ok && (n == own || n <= f->seqs[k].kv.n_pages);
     for (int i = own; ok && i < n; i++)
       ok = save_page(v, f->seqs[k].kv.pages[i]);
@@ -214,7 +214,7 @@ static void save_flight(save *v, mr_flight *f) {
     const mr_sequence *s = &f->seqs[i];
     seqs[i] = (mr_saved_seq){.n_picks = s->out.n_sampled, .pick_bytes = pick_bytes(&f->r.sampling)};
     seqs[i].fed = kept && whole && !s->done ? s->fed : 0;
-    seqs[i].n_pages = kept ? count_pages(f, s, whole) : 0;
+    seqs[i].n_pages = kept ? count_pages(v->e, f, s, whole) : 0;
     save_picks(f, s, &picks);
   }
   v->failed = v->failed || !seqs || picks.failed;

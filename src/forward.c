@@ -220,7 +220,7 @@ static mr_code check_run(const mr_forward *f, const mr_run *r, int at, mr_err *e
         err, MR_E_INTERNAL,
         "run %d of the step goes from position %d over %d tokens, past the context of %d", at,
         r->seq->len, r->n, f->m->c.context);
-  if ((int64_t)r->seq->len + r->n > (int64_t)r->seq->n_pages * MR_KV_BLOCK)
+  if ((int64_t)r->seq->len + r->n > (int64_t)(r->seq->n_pages - r->seq->n_own) * MR_KV_BLOCK)
     return mr_err_set(err, MR_E_INTERNAL, "run %d of the step has no room reserved for %d tokens",
                       at, r->n);
   if (r->adapter < 0 || r->adapter > (f->m->lora ? f->m->lora->n : 0))
@@ -330,6 +330,8 @@ static void attend(mr_forward *f, const mr_layer *l, int layer) {
                   .out = f->a,
                   .q_norm = l->q_norm,
                   .k_norm = a->mla ? l->kv_a_norm : l->k_norm,
+                  .q_norm_b = l->q_norm_b,
+                  .k_norm_b = l->k_norm_b,
                   .norm_full = a->qk_norm_full,
                   .norm_each = a->qk_norm_each,
                   .norm_layer = a->qk_norm_layer,

@@ -9,12 +9,17 @@
  * refs[p] == 0.
  * 2. A page with refs > 1 is never written: reserve replaces it first.
  * 3. pages[i] == -1 and at[i] == NULL for i < n_dropped, and nowhere else below n_pages;
- *    n_dropped * MR_KV_BLOCK <= len, so what is written next is never in a dropped page. */
+ *    n_dropped * MR_KV_BLOCK <= len, so what is written next is never in a dropped page.
+ * 4. n_own is 0 or the type's number, and all before the own pages are blocks. */
 struct mr_kv {
   const mr_kv_memory *memory; /* NULL: the host's */
   uint8_t *pool;              /* [n_pages, page_bytes] */
   size_t page_bytes, layer_bytes;
   mr_kv_type type;
+  int own_pages;     /* of a sequence; 0: blocks are not packed */
+  size_t unit_bytes; /* in own pages, the parts of a layer and head */
+  int units;         /* a page */
+  int n_kv_heads;
   int n_pages, n_free;
   int32_t *free; /* stack of free pages: the lowest numbers are on top at first */
   int32_t *refs; /* [n_pages] */
@@ -24,15 +29,30 @@ static size_t layer_bytes(const mr_config *c, mr_kv_type type) {
   return (size_t)2 * (size_t)c->n_kv_heads * mr_kv_part_bytes(type, c->head_dim);
 }
 
+static size_t unit_bytes(const mr_config *c) {
+  return 2 * mr_kv_part_bytes(MR_KV_OWN_TYPE, c->head_dim);
+}
+
+/* An own page holds one layer and head at least. */
 size_t mr_kv_page_bytes(const mr_config *c, mr_kv_type type) {
-  return (size_t)c->n_layers * layer_bytes(c, type);
+  size_t bytes = (size_t)c->n_layers * layer_bytes(c, type);
+  return mr_kv_packs(type) && bytes && bytes < unit_bytes(c) ? unit_bytes(c) : bytes;
+}
+
+/* A page of MR_KV_Q4 holds its own parts' 5/16 at least, so they are MR_KV_MAX_OWN pages at most.
+ */
+int mr_kv_own_pages(const mr_config *c, mr_kv_type type) {
+  if (!mr_kv_packs(type))
+    return 0;
+  size_t units = mr_kv_page_bytes(c, type) / unit_bytes(c);
+  return (int)(((size_t)c->n_layers * (size_t)c->n_kv_heads + units - 1) / units);
 }
 
 size_t mr_kv_token_bytes(const mr_config *c, mr_kv_type type) {
   return mr_kv_page_bytes(c, type) / MR_KV_BLOCK;
 }
 
-static int pages_for(int64_t tokens) {
+static int blocks_for(int64_t tokens) {
   return (int)((tokens + MR_KV_BLOCK - 1) / MR_KV_BLOCK);
 }
 
@@ -63,6 +83,10 @@ mr_code mr_kv_open_on(mr_kv **out, const mr_config *c, mr_kv_type type, int n_pa
   kv->page_bytes = page;
   kv->layer_bytes = layer_bytes(c, type);
   kv->type = type;
+  kv->own_pages = mr_kv_own_pages(c, type);
+  kv->unit_bytes = unit_bytes(c);
+  kv->units = (int)(page / kv->unit_bytes);
+  kv->n_kv_heads = c->n_kv_heads;
   kv->n_pages = kv->n_free = n_pages;
   for (int i = 0; i < n_pages; i++)
     kv->free[i] = n_pages - 1 - i;
@@ -126,6 +150,18 @@ static void copy_page(const mr_kv *kv, int32_t to, int32_t from) {
     memcpy(mr_kv_page(kv, to), mr_kv_page(kv, from), kv->page_bytes);
 }
 
+int mr_kv_pages_for(const mr_kv *kv, int64_t tokens) {
+  return tokens > 0 ? blocks_for(tokens) + kv->own_pages : 0;
+}
+
+uint8_t *mr_kv_own_parts(const mr_kv *kv, const mr_kv_seq *s, int layer, int head) {
+  if (!s->n_own)
+    return NULL;
+  int unit = layer * kv->n_kv_heads + head;
+  int32_t page = s->pages[s->n_pages - s->n_own + unit / kv->units];
+  return mr_kv_page(kv, page) + (size_t)(unit % kv->units) * kv->unit_bytes;
+}
+
 static int32_t take(mr_kv *kv) {
   int32_t p = kv->free[--kv->n_free];
   kv->refs[p] = 1;
@@ -152,7 +188,7 @@ static void set(const mr_kv *kv, mr_kv_seq *s, int i, int32_t page) {
 
 mr_code mr_kv_seq_init(mr_kv_seq *s, int max_len, mr_err *err) {
   *s = (mr_kv_seq){0};
-  int cap = pages_for(max_len > 0 ? max_len : 0);
+  int cap = blocks_for(max_len > 0 ? max_len : 0) + MR_KV_MAX_OWN;
   s->pages = mr_mem_alloc((size_t)cap, sizeof *s->pages);
   s->at = mr_mem_alloc((size_t)cap, sizeof *s->at);
   if (!s->pages || !s->at) {
@@ -165,10 +201,17 @@ mr_code mr_kv_seq_init(mr_kv_seq *s, int max_len, mr_err *err) {
   return MR_OK;
 }
 
-/* Pages that the next writes touch and that others hold too: from the one with position len on. */
+static int n_blocks(const mr_kv_seq *s) {
+  return s->n_pages - s->n_own;
+}
+
+/* Pages that the next writes touch and that others hold too: from the one with position len on, and
+ * own ones. */
 static int count_shared(const mr_kv *kv, const mr_kv_seq *s, int end) {
   int n = 0;
-  for (int i = s->len / MR_KV_BLOCK; i < s->n_pages && i < end; i++)
+  for (int i = s->len / MR_KV_BLOCK; i < n_blocks(s) && i < end; i++)
+    n += kv->refs[s->pages[i]] > 1;
+  for (int i = n_blocks(s); i < s->n_pages; i++)
     n += kv->refs[s->pages[i]] > 1;
   return n;
 }
@@ -178,58 +221,80 @@ static void own(mr_kv *kv, mr_kv_seq *s, int i) {
   if (kv->refs[old] == 1)
     return;
   int32_t fresh = take(kv);
-  if (i * MR_KV_BLOCK < s->len)
+  if (i * MR_KV_BLOCK < s->len || i >= n_blocks(s))
     copy_page(kv, fresh, old);
   give(kv, old);
   set(kv, s, i, fresh);
 }
 
+/* A block after the last one, before the own pages. */
+static void add_block(const mr_kv *kv, mr_kv_seq *s, int32_t page) {
+  for (int i = s->n_pages; i > n_blocks(s); i--)
+    set(kv, s, i, s->pages[i - 1]);
+  set(kv, s, n_blocks(s), page);
+  s->n_pages++;
+}
+
 int mr_kv_seq_wants(const mr_kv *kv, const mr_kv_seq *s, int more) {
-  int end = pages_for((int64_t)s->len + more);
-  return (end > s->n_pages ? end - s->n_pages : 0) + (more > 0 ? count_shared(kv, s, end) : 0);
+  int end = blocks_for((int64_t)s->len + more);
+  if (more <= 0)
+    return 0;
+  return (end > n_blocks(s) ? end - n_blocks(s) : 0) + kv->own_pages - s->n_own +
+         count_shared(kv, s, end);
 }
 
 mr_code mr_kv_seq_reserve(mr_kv *kv, mr_kv_seq *s, int more) {
   if (more <= 0)
     return more == 0 ? MR_OK : MR_E_INTERNAL;
   int64_t tokens = (int64_t)s->len + more;
-  if (tokens > (int64_t)s->cap_pages * MR_KV_BLOCK)
+  if (tokens > (int64_t)(s->cap_pages - MR_KV_MAX_OWN) * MR_KV_BLOCK)
     return MR_E_INTERNAL;
-  int end = pages_for(tokens);
+  int end = blocks_for(tokens);
   if (mr_kv_seq_wants(kv, s, more) > kv->n_free)
     return MR_E_AGAIN;
-  for (int i = s->len / MR_KV_BLOCK; i < s->n_pages && i < end; i++)
+  for (int i = s->len / MR_KV_BLOCK; i < n_blocks(s) && i < end; i++)
     own(kv, s, i);
-  while (s->n_pages < end) {
-    set(kv, s, s->n_pages, take(kv));
-    s->n_pages++;
-  }
+  for (int i = n_blocks(s); i < s->n_pages; i++)
+    own(kv, s, i);
+  while (n_blocks(s) < end)
+    add_block(kv, s, take(kv));
+  for (; s->n_own < kv->own_pages; s->n_own++)
+    set(kv, s, s->n_pages++, take(kv));
   return MR_OK;
 }
 
+/* Tokens of src, up to len, that can be shared; the others are packed in a block with later ones,
+ * or dropped. */
+static int sharable(const mr_kv *kv, const mr_kv_seq *src, int len) {
+  len = len < src->len ? len : src->len;
+  if (kv->own_pages && len / MR_KV_BLOCK != src->len / MR_KV_BLOCK)
+    len -= len % MR_KV_BLOCK;
+  return len < src->n_dropped * MR_KV_BLOCK ? 0 : len;
+}
+
 void mr_kv_seq_share(mr_kv *kv, mr_kv_seq *dst, const mr_kv_seq *src, int len) {
-  if (len > src->len)
-    len = src->len;
-  if (len < src->n_dropped * MR_KV_BLOCK)
-    len = 0;
-  int n = pages_for(len);
-  if (n > dst->cap_pages) {
-    n = dst->cap_pages;
+  len = sharable(kv, src, len);
+  int n = blocks_for(len);
+  if (n > dst->cap_pages - MR_KV_MAX_OWN) {
+    n = dst->cap_pages - MR_KV_MAX_OWN;
     len = n * MR_KV_BLOCK;
   }
-  for (int i = 0; i < n; i++) {
-    if (src->pages[i] >= 0)
-      kv->refs[src->pages[i]]++;
-    set(kv, dst, i, src->pages[i]);
+  int own_ones = len % MR_KV_BLOCK ? src->n_own : 0;
+  for (int i = 0; i < n + own_ones; i++) {
+    int32_t page = src->pages[i < n ? i : i - n + n_blocks(src)];
+    if (page >= 0)
+      kv->refs[page]++;
+    set(kv, dst, i, page);
   }
-  dst->n_pages = n;
+  dst->n_pages = n + own_ones;
+  dst->n_own = own_ones;
   dst->n_dropped = src->n_dropped < n ? src->n_dropped : n;
   dst->len = len;
 }
 
 void mr_kv_seq_append(mr_kv *kv, mr_kv_seq *s, int32_t page, int n) {
   mr_kv_page_hold(kv, page);
-  set(kv, s, s->n_pages++, page);
+  add_block(kv, s, page);
   s->len += n;
 }
 
@@ -244,7 +309,7 @@ void mr_kv_seq_replace(mr_kv *kv, mr_kv_seq *s, int i, int32_t page) {
 void mr_kv_seq_drop(mr_kv *kv, mr_kv_seq *s, int first) {
   if (first > s->len)
     first = s->len;
-  while (s->n_dropped < s->n_pages && (s->n_dropped + 1) * MR_KV_BLOCK <= first) {
+  while (s->n_dropped < n_blocks(s) && (s->n_dropped + 1) * MR_KV_BLOCK <= first) {
     give(kv, s->pages[s->n_dropped]);
     set(kv, s, s->n_dropped, -1);
     s->n_dropped++;
@@ -254,7 +319,7 @@ void mr_kv_seq_drop(mr_kv *kv, mr_kv_seq *s, int first) {
 void mr_kv_seq_release(mr_kv *kv, mr_kv_seq *s) {
   for (int i = s->n_dropped; i < s->n_pages; i++)
     give(kv, s->pages[i]);
-  s->n_pages = s->n_dropped = s->len = 0;
+  s->n_pages = s->n_own = s->n_dropped = s->len = 0;
 }
 
 void mr_kv_seq_free(mr_kv *kv, mr_kv_seq *s) {

@@ -3,9 +3,11 @@
  *
  * A page holds MR_KV_BLOCK tokens of one sequence for all layers, contiguous (one copy moves it):
  * layer l at l * layer_bytes, inside it for each kv head its K part, then its V part
- * (kernels/kernels.h). Sequences share full pages by reference (a prompt's choices, continuations,
- * shared prefixes); a partly filled page is copied before it is written by a second owner. No
- * allocation after mr_kv_open.
+ * (kernels/kernels.h). Types that pack a block once it is full (mr_kv_packs) keep the tokens of the
+ * block that is not in `own` pages: after a sequence's blocks, there as soon as it has room for a
+ * token, a few of the same pages whatever its length. Sequences share full pages by reference (a
+ * prompt's choices, continuations, shared prefixes); a partly filled page is copied before it is
+ * written by a second owner. No allocation after mr_kv_open.
  */
 #ifndef MR_SRC_KVCACHE_H
 #define MR_SRC_KVCACHE_H
@@ -19,17 +21,21 @@
 
 typedef struct mr_kv mr_kv;
 
+#define MR_KV_MAX_OWN 8
+
 typedef struct mr_kv_seq { /* block table of one sequence; pages[i] holds positions 32i.. */
   int32_t *pages;          /* page numbers, -1 where dropped; owned */
   const uint8_t **at;      /* address of each page, NULL where dropped; owned */
   int n_pages, cap_pages;
+  int n_own;     /* of them, own pages: the last ones */
   int n_dropped; /* leading pages given back by drop */
   int long_rope; /* 1: the prompt is longer than the original context (longrope) */
-  int len;       /* tokens stored; a caller may lower it (drafts that were refused) */
+  int len; /* tokens stored; a caller may lower it (drafts that were refused) within a block */
 } mr_kv_seq;
 
 size_t mr_kv_page_bytes(const mr_config *c, mr_kv_type type);
 size_t mr_kv_token_bytes(const mr_config *c, mr_kv_type type); /* a page's share */
+int mr_kv_own_pages(const mr_config *c, mr_kv_type type);      /* of a sequence */
 
 /* Where pages lie, if not in the host's memory: addresses of pages then belong to a device, and
  * only these calls read or write them. Each copies a page's bytes and waits for it. */
@@ -49,6 +55,9 @@ void mr_kv_close(mr_kv *kv);
 int mr_kv_free_pages(const mr_kv *kv);
 int mr_kv_total_pages(const mr_kv *kv);
 mr_kv_type mr_kv_type_of(const mr_kv *kv);
+int mr_kv_pages_for(const mr_kv *kv, int64_t tokens); /* of one sequence, own pages too */
+/* K and V parts of the block that s->len lies in, as MR_KV_OWN_TYPE; NULL: its page has them. */
+uint8_t *mr_kv_own_parts(const mr_kv *kv, const mr_kv_seq *s, int layer, int head);
 size_t mr_kv_layer_bytes(const mr_kv *kv);
 size_t mr_kv_size_of_page(const mr_kv *kv);         /* bytes */
 uint8_t *mr_kv_page(const mr_kv *kv, int32_t page); /* its address, a device's or the host's */
@@ -72,10 +81,11 @@ int mr_kv_seq_wants(const mr_kv *kv, const mr_kv_seq *s, int more);
  * forward pass does. */
 mr_code mr_kv_seq_reserve(mr_kv *kv, mr_kv_seq *s, int more);
 /* dst (initialized, empty, its max_len no smaller than len) shares the first `len` <= src->len
- * tokens of src by reference; nothing (dst->len 0) where src has dropped pages past them. */
+ * tokens of src by reference; fewer where they end inside a block that is packed; nothing
+ * (dst->len 0) where src has dropped pages past them. */
 void mr_kv_seq_share(mr_kv *kv, mr_kv_seq *dst, const mr_kv_seq *src, int len);
-/* Goes on with `n` (1 to MR_KV_BLOCK) tokens of a page that others hold, by reference. s->len must
- * be a multiple of MR_KV_BLOCK and below max_len. */
+/* Goes on with `n` (1 to MR_KV_BLOCK, all of them if types pack) tokens of a page that others hold,
+ * by reference. s->len must be a multiple of MR_KV_BLOCK and below max_len. */
 void mr_kv_seq_append(mr_kv *kv, mr_kv_seq *s, int32_t page, int n);
 /* Holds `page` in place of its own page i: the same keys and values, stored once. */
 void mr_kv_seq_replace(mr_kv *kv, mr_kv_seq *s, int i, int32_t page);

@@ -114,7 +114,7 @@ def main():
     sizes = (1_000_000, 3_000_000, 10_000_000) if long else (100_000, 400_000)
     short = sizes if long else (60_000, 240_000)
     # A table of 8 bytes a row would show in the long form; in the short one buffers still fill.
-    few = 5 if long else 40
+    few = 7 if long else 56
     with tempfile.TemporaryDirectory() as work:
         tinyjob.write_model(f"{work}/tiny.gguf")
         if long and model:

@@ -8,6 +8,9 @@
 #   slurm     an array on a single-node Slurm    stop       signals, two runs, closed files, full disks, real runs
 #   kill      kill -9 at random times, 30 times  kill-long  1,000 times
 #   crash     crashes and faults, 100 outcomes at each point (unit tries a few)
+#   memory    peak memory at two sizes of a job         memory-long  up to 10 million rows, half an hour
+#   systemd   the timer and service of examples/cron under a real systemd of its own (root)
+#   mutants   faults planted into the GPU's kernels are found (a minute)
 #   fuzz-replay  the corpus of every fuzz target, sanitized
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -114,14 +117,19 @@ for suite in "$@"; do
       result "clang build" $? ;;
     asan) sanitized asan $(cat tests/asan-fast.txt) ;;
     asan-all) sanitized asan $(all_tests) ;;
-    tsan) sanitized tsan test_pool test_forward test_engine ;;
+    tsan) sanitized tsan test_pool test_spill test_kvtier test_forward test_engine
+      script "tsan run" python3 tests/threads.py "$build/tsan/millrace" ;;
     valgrind) tests/valgrind.sh "$build/millrace" >"$log" 2>&1; result valgrind $? ;;
     stop) script stop python3 tests/stop.py "$build/millrace" ;;
     kill) script kill python3 tests/kill.py "$build/millrace" 30 ;;
     kill-long) script kill-long python3 tests/kill.py "$build/millrace" 1000 ;;
     crash)
-      for t in crash faults; do MR_CRASH_SEEDS=100 program "crash test_$t" "$build/tests/test_$t"; done ;;
+      for t in crash faults faults_commands; do MR_CRASH_SEEDS=100 program "crash test_$t" "$build/tests/test_$t"; done ;;
+    memory) script memory python3 tests/memory.py "$build/millrace" ;;
+    memory-long) script memory-long python3 tests/memory.py "$build/millrace" long models/SmolLM2-135M-Instruct.Q4_1.gguf ;;
     cron) script cron tests/cron.sh "$build/millrace" ;;
+    systemd) script systemd tests/systemd.sh "$build/millrace" ;;
+    mutants) python3 tests/mutants.py "$build" >"$log" 2>&1; result "mutants: $(tail -n 1 "$log")" $? ;;
     slurm) script slurm tests/slurm.sh "$build/millrace" ;;
     fuzz-replay) fuzz_replay ;;
     *) echo "unknown suite $suite" >&2; exit 64 ;;

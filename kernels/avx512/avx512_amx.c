@@ -6,7 +6,9 @@
  * unit, which scales and adds them, while the products of the next two groups run.
  *
  * Loops: blocks of panels that stay in L2; in them tiles of 16 rows, which stay in L1; in them the
- * half panels of the block.
+ * half panels of the block, the first tile asking for weights ahead. With few row tiles weights
+ * come from memory most of the time: then half panels, and in them the tiles, each of which asks
+ * for its part of the next half panel, so that memory works while products run.
  */
 #include <cpuid.h>
 #include <string.h>
@@ -19,6 +21,7 @@
 #define TILE_ROWS AMX_ROWS
 #define BLOCK_BYTES (512 * 1024)
 #define PREFETCH_AHEAD (6 * GROUP_BYTES)
+#define FEW_TILES 8
 #define ARCH_REQ_XCOMP_PERM 0x1023 /* asm/prctl.h of Linux 5.16 and later */
 #define XFEATURE_XTILEDATA 18
 
@@ -31,7 +34,8 @@ typedef struct row_group { /* of one group: what the 16 rows of a tile need besi
 typedef struct row_tile {
   const int8_t *x;
   int i0, rows, skip; /* rows before i0 + skip are computed, not stored: another tile stored them */
-  int cold;           /* the first to meet these weights: prefetch them */
+  const uint8_t *ahead; /* weights to come: `lines` cache lines are fetched in each group */
+  int lines;
   _Alignas(64) row_group groups[I8_AMX_GROUPS];
 } row_tile;
 
@@ -99,15 +103,15 @@ INLINE void scale_add(__m512 *y, const int32_t *sums, int rows, const float *sw,
   }
 }
 
-INLINE void prefetch_group(const uint8_t *p) {
-  UNROLL for (int i = 0; i < GROUP_BYTES; i += 64) _mm_prefetch((const char *)p + i, _MM_HINT_T0);
+INLINE void prefetch(const uint8_t *p, int lines) {
+  for (int i = 0; i < lines; i++)
+    _mm_prefetch((const char *)p + i * 64, _MM_HINT_T0);
 }
 
 /* Loads rows and weights of group q into tiles a and b. */
 #define LOAD(q, a, b)                                                                              \
   do {                                                                                             \
-    if (r->cold)                                                                                   \
-      prefetch_group(w + (size_t)(q)*GROUP_BYTES + PREFETCH_AHEAD);                                \
+    prefetch(r->ahead + (size_t)(q)*lines * 64, lines);                                            \
     TILE_LOAD(a, x + (size_t)(q)*GROUP, row_bytes);                                                \
     TILE_LOAD(b, w + (size_t)(q)*GROUP_BYTES, 64);                                                 \
   } while (0)
@@ -134,7 +138,7 @@ INLINE void prefetch_group(const uint8_t *p) {
 
 INLINE void half_tile(const i8_gemm *g, const row_tile *r, int rows, int h) {
   _Alignas(64) int32_t sums[2][TILE_ROWS * 16];
-  const int groups = g->groups;
+  const int groups = g->groups, lines = r->lines;
   const size_t row_bytes = g->row_bytes;
   const int8_t *x = r->x;
   const uint8_t *w = i8_half(g, h);
@@ -185,24 +189,52 @@ static void any_half(const i8_gemm *g, const row_tile *r, int h) {
 #undef CASE
 }
 
+/* The row tile that begins at row i, or before it where too few rows are left. */
+static void set_tile(row_tile *t, const i8_gemm *g, int i, int rows) {
+  t->rows = rows;
+  t->i0 = i + rows > g->m ? g->m - rows : i;
+  t->skip = i - t->i0;
+  t->x = g->x + (size_t)t->i0 * g->row_bytes;
+  gather_rows(t, g);
+}
+
+static void many_tiles(const i8_gemm *g, int rows, int h0, int h1) {
+  int block = BLOCK_BYTES / (g->groups * GROUP_BYTES) + 1;
+  row_tile t; /* not zeroed: it is large */
+  for (; h0 < h1; h0 += block)
+    for (int i = 0; i < g->m; i += rows) {
+      set_tile(&t, g, i, rows);
+      t.lines = i == 0 ? GROUP_BYTES / 64 : 0;
+      for (int h = h0; h < h1 && h < h0 + block; h++) {
+        t.ahead = i8_half(g, h) + PREFETCH_AHEAD;
+        any_half(g, &t, h);
+      }
+    }
+}
+
+static void few_tiles(const i8_gemm *g, int tiles, int rows, int h0, int h1) {
+  row_tile t[FEW_TILES]; /* not zeroed */
+  int lines = g->groups * (GROUP_BYTES / 64), part = (lines + tiles - 1) / tiles;
+  prefetch(i8_half(g, h0), lines);
+  for (int i = 0; i < tiles; i++)
+    set_tile(&t[i], g, i * rows, rows);
+  for (int h = h0; h < h1; h++)
+    for (int i = 0; i < tiles; i++) {
+      t[i].lines = h + 1 < h1 ? (part + g->groups - 1) / g->groups : 0;
+      t[i].ahead = i8_half(g, h + 1) + (size_t)i * part * 64;
+      any_half(g, &t[i], h);
+    }
+}
+
 /* All row tiles have the same number of rows, so that the tiles are set up once: the last may begin
  * before the end of the one before it. */
 void mr_i8_amx_gemm(const i8_gemm *g) {
   int tiles = (g->m + TILE_ROWS - 1) / TILE_ROWS, rows = (g->m + tiles - 1) / tiles;
   int h1 = 2 * g->p1 < (g->n + HALF - 1) / HALF ? 2 * g->p1 : (g->n + HALF - 1) / HALF;
-  int block = BLOCK_BYTES / (g->groups * GROUP_BYTES) + 1;
-  row_tile t; /* not zeroed: it is large */
-  t.rows = rows;
   tile_configure(rows, 1u << 5 | 1u << 7);
-  for (int h0 = 2 * g->p0; h0 < h1; h0 += block)
-    for (int i = 0; i < g->m; i += rows) {
-      t.i0 = i + rows > g->m ? g->m - rows : i;
-      t.skip = i - t.i0;
-      t.cold = i == 0;
-      t.x = g->x + (size_t)t.i0 * g->row_bytes;
-      gather_rows(&t, g);
-      for (int h = h0; h < h1 && h < h0 + block; h++)
-        any_half(g, &t, h);
-    }
+  if (tiles <= FEW_TILES)
+    few_tiles(g, tiles, rows, 2 * g->p0, h1);
+  else
+    many_tiles(g, rows, 2 * g->p0, h1);
   TILE_RELEASE();
 }

@@ -1,13 +1,15 @@
 /* avx512_amx_attn.c: attention on AMX tiles for keys and values stored as bfloat16 or in 8 bits;
- * see kernels.h and simd/attn.h, whose order of blocks it keeps.
+ * see kernels.h.
  *
  * Parts are stored as the tiles read them, 1 KiB each, [16 pairs][16 columns][2]: of K by 32 of
  * head_dim and 16 keys, pairs along head_dim; of V by 16 of head_dim, pairs along the 32 keys.
- * Queries and p are rounded to bfloat16; sums are float32. Up to 16 rows (a token and a head each)
- * are a tile. While one tile's scores become p on vectors, the products of the next run.
- *
  * Codes of 8 bits lie in the order of the bfloat16 that they become, exactly, in the scratch when a
  * block is met. Their scales, one a key, go to the scores and to p.
+ *
+ * Up to 16 rows (a token and a head each) are a tile; queries and p are rounded to bfloat16, sums
+ * are float32. A tile meets a span of keys at once, up to SPAN blocks: all scores, then one
+ * maximum, then all products with V in registers, so that tiles and vectors wait for each other
+ * once a span. Spans begin at fixed positions, at multiples of SPAN blocks.
  *
  * A row's sums run over the tile's columns and pairs alone: rows beside it change nothing. A masked
  * key has p = 0 exactly; V of keys not stored yet is zero (slot 0 clears the part), so that they
@@ -25,26 +27,35 @@
 
 #define TILE_BYTES 1024
 #define ROWS AMX_ROWS
+#define SPAN 4 /* blocks */
+#define KEYS (SPAN * BLOCK)
 #define UNROLL _Pragma("GCC unroll 16")
 #define LOG2E 1.44269504f
 #define LEAST -1e30f /* the maximum of no scores: finite, so that differences are never NaN */
+
+typedef struct span {                         /* the blocks that a tile meets at once */
+  int first, n;                               /* numbers of blocks */
+  int whole;                                  /* every row sees every key */
+  const uint8_t *k[SPAN], *v[SPAN];           /* parts as they are stored */
+  const float *k_scale[SPAN], *v_scale[SPAN]; /* of codes of 8 bits */
+} span;
 
 typedef struct work {
   const mr_attn *a;
   int kv_head, group, q0, rows; /* rows = tokens * heads of the group */
   int tiles, each;              /* tiles of `each` rows, ROWS apart in the arrays below */
-  int dim;
-  int plain; /* neither softcap nor slopes */
-  size_t part;
+  int dim, pos1, last;          /* of the last row: its position and block */
+  int plain;                    /* neither softcap nor slopes */
+  size_t at, part;              /* in a page; bytes */
   mr_kv_type type;
   /* in the caller's scratch */
   uint16_t *q;         /* [tiles * ROWS, dim] bfloat16 */
   float *out;          /* [tiles * ROWS, dim] */
   float *sum;          /* [tiles * ROWS, 16] lane sums of p */
   float *max, *shrink; /* [tiles * ROWS] */
-  float *s[2];         /* [ROWS, 32] scores, of the tile in work and of the next */
-  uint16_t *p;         /* [ROWS, 32] bfloat16 */
-  uint8_t *k, *v;      /* codes of 8 bits as bfloat16: of the block in work, or K of the next */
+  float *s[2];         /* [ROWS, KEYS] scores, of what is in work and of what follows */
+  uint16_t *p;         /* [ROWS, KEYS] bfloat16 */
+  uint8_t *k, *v;      /* codes of 8 bits as bfloat16: of a span; k of a block where tiles is 1 */
 } work;
 
 /* lo and hi as 32 bfloat16, rounded to nearest even */
@@ -63,6 +74,15 @@ V_INLINE vf exp2_of(vf x) {
   p = vfma(p, f, vset1(0.693133993f));
   p = vfma(p, f, vset1(1.0f));
   return vscale2(p, x); /* times 2^floor(x) */
+}
+
+static int first_key(const mr_attn *a, int pos) {
+  int first = 0;
+  if (a->window > 0 && pos - a->window + 1 > first)
+    first = pos - a->window + 1;
+  if (a->chunk > 0 && pos - pos % a->chunk > first)
+    first = pos - pos % a->chunk;
+  return first;
 }
 
 /* ------------------------------------------------------------------ codes of 8 bits */
@@ -85,41 +105,60 @@ V_INLINE void expand_as(uint8_t *to, const uint8_t *code, size_t n, mr_kv_type t
   }
 }
 
-/* The tiles of a part, as bfloat16. */
-static const uint8_t *expand(const work *w, uint8_t *to, const uint8_t *part) {
+/* A part as bfloat16: as it lies, or in block i of `to`; made once, for the first tile. */
+static const uint8_t *expand(const work *w, const uint8_t *part, uint8_t *to, int i, int tile) {
   size_t n = (size_t)w->dim * BLOCK;
   if (w->type == MR_KV_BF16)
     return part;
-  if (w->type == MR_KV_INT8)
+  to += (size_t)i * 2 * n;
+  if (tile == 0 && w->type == MR_KV_INT8)
     expand_as(to, part, n, MR_KV_INT8);
-  else
+  else if (tile == 0)
     expand_as(to, part, n, MR_KV_FP8);
   return to;
 }
 
+static void fetch(const uint8_t *p, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64)
+    _mm_prefetch((const char *)p + i, _MM_HINT_T1);
+}
+
+/* Brings in the block that is two spans on. */
+static void fetch_ahead(const work *w, int block) {
+  int b = block + 2 * SPAN;
+  if (b <= w->last)
+    fetch(w->a->pages[b] + w->at, 2 * w->part);
+}
+
+static void open_span(const work *w, span *sp, int first) {
+  int end = (first / SPAN + 1) * SPAN, pos0 = w->a->pos0 + w->q0;
+  end = end <= w->last ? end : w->last + 1;
+  sp->first = first;
+  sp->n = end - first;
+  sp->whole = end * BLOCK <= pos0 + 1 && first_key(w->a, w->pos1) <= first * BLOCK;
+  for (int i = 0; i < sp->n; i++) {
+    sp->k[i] = w->a->pages[first + i] + w->at;
+    sp->v[i] = sp->k[i] + w->part;
+    sp->k_scale[i] = mr_kvq_scales_of(sp->k[i], w->dim);
+    sp->v_scale[i] = mr_kvq_scales_of(sp->v[i], w->dim);
+  }
+}
+
 /* ------------------------------------------------------------------ a block and a tile */
+/* Tiles: 0 and 1 sums, 2 and 3 K or V, 4 q or 4 to 7 p. */
 static void scores(const work *w, const uint8_t *k, int tile, float *s) {
   const uint16_t *q = w->q + (size_t)tile * ROWS * (size_t)w->dim;
   TILE_ZERO(0);
   TILE_ZERO(1);
   for (int d = 0; d < w->dim; d += 32, k += 2 * TILE_BYTES) {
-    TILE_LOAD(2, q + d, 2 * w->dim);
-    TILE_LOAD(3, k, 64);
-    TILE_DOT_BF16(0, 2, 3);
-    TILE_LOAD(4, k + TILE_BYTES, 64);
-    TILE_DOT_BF16(1, 2, 4);
+    TILE_LOAD(4, q + d, 2 * w->dim);
+    TILE_LOAD(2, k, 64);
+    TILE_DOT_BF16(0, 4, 2);
+    TILE_LOAD(3, k + TILE_BYTES, 64);
+    TILE_DOT_BF16(1, 4, 3);
   }
-  TILE_STORE(0, s, 4 * BLOCK);
-  TILE_STORE(1, s + 16, 4 * BLOCK);
-}
-
-static int first_key(const mr_attn *a, int pos) {
-  int first = 0;
-  if (a->window > 0 && pos - a->window + 1 > first)
-    first = pos - a->window + 1;
-  if (a->chunk > 0 && pos - pos % a->chunk > first)
-    first = pos - pos % a->chunk;
-  return first;
+  TILE_STORE(0, s, 4 * KEYS);
+  TILE_STORE(1, s + 16, 4 * KEYS);
 }
 
 V_INLINE uint32_t bits_below(int n) {
@@ -156,77 +195,125 @@ V_INLINE vf row_maxima(vf m[ROWS]) {
   return vmax(_mm512_shuffle_f32x4(m[0], m[1], 0x88), _mm512_shuffle_f32x4(m[0], m[1], 0xdd));
 }
 
+/* Scales of the keys on the scores of a tile; softcap, slopes and mask. */
+static void shape(const work *w, const span *sp, int tile, float *s) {
+  for (int i = 0; i < sp->n && w->type != MR_KV_BF16; i++) {
+    vf k0 = vload(sp->k_scale[i]), k1 = vload(sp->k_scale[i] + VL);
+    for (int r = 0; r < w->each; r++) {
+      float *at = s + r * KEYS + i * BLOCK;
+      vstore(at, vmul(vload(at), k0));
+      vstore(at + VL, vmul(vload(at + VL), k1));
+    }
+  }
+  if (sp->whole && w->plain)
+    return;
+  for (int r = 0; r < w->each && tile * w->each + r < w->rows; r++)
+    for (int i = 0; i < sp->n; i++)
+      shape_row(w, s + r * KEYS + i * BLOCK, tile * w->each + r, (sp->first + i) * BLOCK);
+}
+
 /* Scores of a tile to p; sums and maxima go on. n: rows, rounded up to a constant. Returns 1 if a
  * maximum grew. */
-V_INLINE int softmax(const work *w, int tile, const float *s, int n, const float *v_scale) {
+V_INLINE int softmax(const work *w, const span *sp, int tile, const float *s, int n) {
   float *max = w->max + tile * ROWS, *shrink = w->shrink + tile * ROWS;
   float *sums = w->sum + (size_t)tile * ROWS * 16;
   vf m[ROWS], old = vload(max);
   UNROLL for (int r = 0; r < ROWS; r++) m[r] =
-      r < n ? vmax(vload(s + r * BLOCK), vload(s + r * BLOCK + VL)) : vzero();
+      r < n ? vmax(vload(s + r * KEYS), vload(s + r * KEYS + VL)) : vzero();
+  for (int i = 1; i < sp->n; i++)
+    UNROLL for (int r = 0; r < n; r++) {
+      const float *at = s + r * KEYS + i * BLOCK;
+      m[r] = vmax(m[r], vmax(vload(at), vload(at + VL)));
+    }
   vf now = vmax(old, row_maxima(m));
   __mmask16 grown = _mm512_cmp_ps_mask(now, old, _CMP_NEQ_UQ) & (__mmask16)((1u << w->each) - 1);
   vstore(max, now);
   vstore(shrink, exp2_of(vsub(old, now)));
-  UNROLL for (int r = 0; r < n; r++) {
-    vf p0 = exp2_of(vsub(vload(s + r * BLOCK), vset1(max[r])));
-    vf p1 = exp2_of(vsub(vload(s + r * BLOCK + VL), vset1(max[r])));
-    vstore(sums + r * 16, vfma(vload(sums + r * 16), vset1(shrink[r]), vadd(p0, p1)));
-    if (v_scale != NULL)
-      p0 = vmul(p0, vload(v_scale)), p1 = vmul(p1, vload(v_scale + VL));
-    _mm512_store_si512(w->p + r * BLOCK, to_bf16(p0, p1));
+  UNROLL for (int r = 0; r < n; r++) m[r] = vzero();
+  for (int i = 0; i < sp->n; i++) {
+    vf v0 = vset1(1.0f), v1 = v0;
+    if (w->type != MR_KV_BF16)
+      v0 = vload(sp->v_scale[i]), v1 = vload(sp->v_scale[i] + VL);
+    UNROLL for (int r = 0; r < n; r++) {
+      const float *at = s + r * KEYS + i * BLOCK;
+      vf p0 = exp2_of(vsub(vload(at), vset1(max[r])));
+      vf p1 = exp2_of(vsub(vload(at + VL), vset1(max[r])));
+      m[r] = vadd(m[r], vadd(p0, p1));
+      _mm512_store_si512(w->p + r * KEYS + i * BLOCK, to_bf16(vmul(p0, v0), vmul(p1, v1)));
+    }
   }
+  UNROLL for (int r = 0; r < n; r++)
+      vstore(sums + r * 16, vfma(vload(sums + r * 16), vset1(shrink[r]), m[r]));
   return grown != 0;
 }
 
-static int any_softmax(const work *w, int tile, const float *s, const float *v_scale) {
-  if (v_scale != NULL)
-    return w->each <= 4 ? softmax(w, tile, s, 4, v_scale) : softmax(w, tile, s, ROWS, v_scale);
+static int any_softmax(const work *w, const span *sp, int tile, const float *s) {
   if (w->each <= 4)
-    return softmax(w, tile, s, 4, NULL);
-  return w->each <= 8 ? softmax(w, tile, s, 8, NULL) : softmax(w, tile, s, ROWS, NULL);
+    return softmax(w, sp, tile, s, 4);
+  return w->each <= 8 ? softmax(w, sp, tile, s, 8) : softmax(w, sp, tile, s, ROWS);
 }
+
+static void shrink_rows(const work *w, float *out, const float *shrink) {
+  for (int r = 0; r < w->each; r++)
+    for (int d = 0; d < w->dim; d += VL) {
+      float *o = out + r * w->dim + d;
+      vstore(o, vmul(vload(o), vset1(shrink[r])));
+    }
+}
+
+#define ADD_VALUES(i, P)                                                                           \
+  if (n > i) {                                                                                     \
+    TILE_LOAD(2, v[i] + at, 64);                                                                   \
+    TILE_DOT_BF16(0, P, 2);                                                                        \
+    TILE_LOAD(3, v[i] + at + TILE_BYTES, 64);                                                      \
+    TILE_DOT_BF16(1, P, 3);                                                                        \
+  }
 
 /* out = out * shrink + p V */
-static void values(const work *w, const uint8_t *v, int tile, int grown) {
+static void values(const work *w, const span *sp, int tile, int begun, int grown) {
   float *out = w->out + (size_t)tile * ROWS * (size_t)w->dim;
-  const float *shrink = w->shrink + tile * ROWS;
-  if (grown)
-    for (int r = 0; r < w->each; r++)
-      for (int d = 0; d < w->dim; d += VL) {
-        float *o = out + r * w->dim + d;
-        vstore(o, vmul(vload(o), vset1(shrink[r])));
-      }
-  TILE_LOAD(2, w->p, 64);
-  for (int d = 0; d < w->dim; d += 32, v += 2 * TILE_BYTES) {
-    TILE_LOAD(5, out + d, 4 * w->dim);
-    TILE_LOAD(3, v, 64);
-    TILE_DOT_BF16(5, 2, 3);
-    TILE_LOAD(6, out + d + 16, 4 * w->dim);
-    TILE_LOAD(4, v + TILE_BYTES, 64);
-    TILE_DOT_BF16(6, 2, 4);
-    TILE_STORE(5, out + d, 4 * w->dim);
-    TILE_STORE(6, out + d + 16, 4 * w->dim);
+  const uint8_t *v[SPAN];
+  int n = sp->n;
+  for (int i = 0; i < n; i++)
+    v[i] = expand(w, sp->v[i], w->v, i, tile);
+  if (begun && grown)
+    shrink_rows(w, out, w->shrink + tile * ROWS);
+  TILE_LOAD(4, w->p, 2 * KEYS);
+  if (n > 1)
+    TILE_LOAD(5, w->p + BLOCK, 2 * KEYS);
+  if (n > 2)
+    TILE_LOAD(6, w->p + 2 * BLOCK, 2 * KEYS);
+  if (n > 3)
+    TILE_LOAD(7, w->p + 3 * BLOCK, 2 * KEYS);
+  for (int d = 0; d < w->dim; d += 32) {
+    size_t at = (size_t)d / 32 * 2 * TILE_BYTES;
+    if (begun) {
+      TILE_LOAD(0, out + d, 4 * w->dim);
+      TILE_LOAD(1, out + d + 16, 4 * w->dim);
+    } else {
+      TILE_ZERO(0);
+      TILE_ZERO(1);
+    }
+    ADD_VALUES(0, 4)
+    ADD_VALUES(1, 5)
+    ADD_VALUES(2, 6)
+    ADD_VALUES(3, 7)
+    TILE_STORE(0, out + d, 4 * w->dim);
+    TILE_STORE(1, out + d + 16, 4 * w->dim);
   }
 }
 
-/* One tile and the block at base: its parts are at `parts`, its V as bfloat16 at v. */
-static void meet(const work *w, int tile, int base, int whole, float *s, const uint8_t *parts,
-                 const uint8_t *v) {
-  const float *v_scale = NULL;
-  if (w->type != MR_KV_BF16) {
-    const float *k_scale = mr_kvq_scales_of(parts, w->dim);
-    v_scale = mr_kvq_scales_of(parts + w->part, w->dim);
-    vf k0 = vload(k_scale), k1 = vload(k_scale + VL);
-    for (int r = 0; r < w->each; r++) {
-      vstore(s + r * BLOCK, vmul(vload(s + r * BLOCK), k0));
-      vstore(s + r * BLOCK + VL, vmul(vload(s + r * BLOCK + VL), k1));
-    }
+static void all_scores(const work *w, const span *sp, int tile, float *s) {
+  for (int i = 0; i < sp->n; i++) {
+    if (tile == 0)
+      fetch_ahead(w, sp->first + i);
+    scores(w, expand(w, sp->k[i], w->k, w->tiles > 1 ? i : 0, tile), tile, s + i * BLOCK);
   }
-  if (!whole || !w->plain)
-    for (int r = 0; r < w->each && tile * w->each + r < w->rows; r++)
-      shape_row(w, s + r * BLOCK, tile * w->each + r, base);
-  values(w, v, tile, any_softmax(w, tile, s, v_scale));
+}
+
+static void meet(const work *w, const span *sp, int tile, float *s, int begun) {
+  shape(w, sp, tile, s);
+  values(w, sp, tile, begun, any_softmax(w, sp, tile, s));
 }
 
 /* ------------------------------------------------------------------ a call */
@@ -239,7 +326,6 @@ static void begin_row(const work *w, int slot, int row) {
   vf scale = vset1(a->softcap > 0.0f ? a->scale : a->scale * LOG2E);
   for (int d = 0; d < dim; d += 32)
     _mm512_store_si512(to + d, to_bf16(vmul(vload(q + d), scale), vmul(vload(q + d + 16), scale)));
-  memset(w->out + (size_t)slot * (size_t)dim, 0, (size_t)dim * 4);
   memset(w->sum + slot * 16, 0, 64);
   if (a->sinks != NULL) {
     w->max[slot] = a->sinks[head] * LOG2E;
@@ -253,17 +339,20 @@ static void begin(work *w, const mr_attn *a, int kv_head, int q0, int q1, uint8_
   *w = (work){.a = a, .kv_head = kv_head, .group = group, .q0 = q0, .rows = rows, .dim = (int)dim};
   w->type = a->type;
   w->part = mr_kv_part_bytes(a->type, a->head_dim);
+  w->at = a->layer_offset + 2 * (size_t)kv_head * w->part;
+  w->pos1 = a->pos0 + q1 - 1;
+  w->last = w->pos1 / BLOCK;
   w->tiles = (int)slots / ROWS;
   w->each = (rows + w->tiles - 1) / w->tiles;
   w->plain = a->softcap <= 0.0f && a->slopes == NULL;
   w->out = (float *)(void *)at, at += slots * dim * 4;
   w->q = (uint16_t *)(void *)at, at += slots * dim * 2;
   w->sum = (float *)(void *)at, at += slots * 64;
-  w->s[0] = (float *)(void *)at, at += ROWS * BLOCK * 4;
-  w->s[1] = (float *)(void *)at, at += ROWS * BLOCK * 4;
-  w->p = (uint16_t *)(void *)at, at += ROWS * BLOCK * 2;
-  w->k = at, at += dim * BLOCK * 2;
-  w->v = at, at += dim * BLOCK * 2;
+  for (int i = 0; i < 2; i++)
+    w->s[i] = (float *)(void *)at, at += ROWS * KEYS * 4;
+  w->p = (uint16_t *)(void *)at, at += ROWS * KEYS * 2;
+  w->k = at, at += dim * KEYS * 2;
+  w->v = at, at += dim * KEYS * 2;
   w->max = (float *)(void *)at, at += slots * 4;
   w->shrink = (float *)(void *)at;
   for (size_t i = 0; i < slots; i++)
@@ -272,7 +361,7 @@ static void begin(work *w, const mr_attn *a, int kv_head, int q0, int q1, uint8_
     begin_row(w, row / w->each * ROWS + row % w->each, row < rows ? row : rows - 1);
 }
 
-static void end(const work *w) {
+static void end_call(const work *w) {
   const mr_attn *a = w->a;
   for (int row = 0; row < w->rows; row++) {
     size_t slot = (size_t)(row / w->each * ROWS + row % w->each);
@@ -282,11 +371,6 @@ static void end(const work *w) {
     for (int d = 0; d < w->dim; d += VL)
       vstore(out + d, vdiv(vload(w->out + slot * (size_t)w->dim + d), sum));
   }
-}
-
-static void prefetch(const uint8_t *p, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += 64)
-    _mm_prefetch((const char *)p + i, _MM_HINT_T0);
 }
 
 static mr_kernels simd; /* what serves all else */
@@ -302,27 +386,26 @@ static void attention(const mr_attn *a, int kv_head, int q0, int q1, void *scrat
   }
   work w;
   begin(&w, a, kv_head, q0, q1, scratch);
-  size_t at = a->layer_offset + 2 * (size_t)kv_head * w.part;
-  int pos0 = a->pos0 + q0, pos1 = a->pos0 + q1 - 1, last = pos1 / BLOCK, turn = 0;
-  tile_configure(w.each, 1u << 3 | 1u << 4);
-  int b = first_key(a, pos0) / BLOCK;
-  const uint8_t *k = expand(&w, w.k, a->pages[b] + at);
-  scores(&w, k, 0, w.s[0]);
-  for (; b <= last; b++) {
-    const uint8_t *parts = a->pages[b] + at, *v = expand(&w, w.v, parts + w.part);
-    int whole = (b + 1) * BLOCK <= pos0 + 1 && first_key(a, pos1) <= b * BLOCK;
-    if (b + 1 < last)
-      prefetch(a->pages[b + 2] + at, 2 * w.part);
+  int first = first_key(a, a->pos0 + q0) / BLOCK, turn = 0;
+  span sp[2];
+  tile_configure(w.each, 1u << 2 | 1u << 3);
+  open_span(&w, &sp[0], first);
+  all_scores(&w, &sp[0], 0, w.s[0]);
+  for (int n = 0, more = 1; more; n ^= 1) {
+    int next = sp[n].first + sp[n].n;
+    more = next <= w.last;
     for (int i = 0; i < w.tiles; i++, turn ^= 1) {
-      if (i + 1 == w.tiles && b < last)
-        k = expand(&w, w.k, a->pages[b + 1] + at);
-      if (i + 1 < w.tiles || b < last)
-        scores(&w, k, i + 1 < w.tiles ? i + 1 : 0, w.s[turn ^ 1]);
-      meet(&w, i, b * BLOCK, whole, w.s[turn], parts, v);
+      if (i + 1 < w.tiles) {
+        all_scores(&w, &sp[n], i + 1, w.s[turn ^ 1]);
+      } else if (more) {
+        open_span(&w, &sp[n ^ 1], next);
+        all_scores(&w, &sp[n ^ 1], 0, w.s[turn ^ 1]);
+      }
+      meet(&w, &sp[n], i, w.s[turn], sp[n].first > first);
     }
   }
   TILE_RELEASE();
-  end(&w);
+  end_call(&w);
 }
 
 /* A token's codes, where its bfloat16 would be. */

@@ -129,8 +129,12 @@ static void pack_column(uint8_t *group, int c, const float *w, int k, int g) {
   rotate(v, w, k, g);
   ((float *)(void *)(group + HALF * GROUP))[c] = weight_scale(scale_of(largest(v), &inverse));
   (void)quantize(q, v, inverse);
-  for (int i = 0; i < GROUP; i++)
-    group[i / 4 * HALF * 4 + c * 4 + i % 4] = (uint8_t)(q[i] + 128);
+  for (int i = 0; i < GROUP; i += 4) {
+    uint32_t four;
+    memcpy(&four, q + i, sizeof four);
+    four ^= 0x80808080u; /* + 128 */
+    memcpy(group + i * HALF + c * 4, &four, sizeof four);
+  }
 }
 
 static void pack_panel(void *dst, const float *w, size_t ld, int cols, int k) {

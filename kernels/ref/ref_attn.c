@@ -42,9 +42,19 @@ static int store_8bit(uint8_t *part, const float *x, int dim, int slot, mr_kv_ty
   return finite;
 }
 
-static float load(const uint8_t *part, int slot, int d, int dim, mr_kv_type type) {
+/* Value d of token `slot` of a K or a V part. */
+static float load_q4(const uint8_t *part, int slot, int d, int dim, int is_v) {
+  mr_kvq_q4 p = mr_kvq_q4_of(part, dim);
+  int g = is_v ? slot * (mr_kvq_width(dim) / 32) + d / 32 : d, i = is_v ? d % 32 : slot;
+  int code = p.codes[g * 16 + i % 16] >> (i / 16 * 4) & 15;
+  return (float)code * mr_f16_to_f32(p.step[g]) + mr_f16_to_f32(p.least[g]);
+}
+
+static float load(const uint8_t *part, int slot, int d, int dim, mr_kv_type type, int is_v) {
   size_t at = (size_t)slot * (size_t)dim + (size_t)d;
   switch (type) {
+  case MR_KV_Q4:
+    return load_q4(part, slot, d, dim, is_v);
   case MR_KV_F16:
     return mr_f16_to_f32(((const uint16_t *)(const void *)part)[at]);
   case MR_KV_BF16:
@@ -72,6 +82,26 @@ static void kv_store(uint8_t *k_part, uint8_t *v_part, const float *k, const flo
   store(v_part, v, head_dim, slot, type);
 }
 
+static void kv_pack(uint8_t *k_part, uint8_t *v_part, const uint8_t *own, int head_dim,
+                    mr_kv_type type) {
+  (void)type;
+  const uint8_t *own_v = own + mr_kv_part_bytes(MR_KV_OWN_TYPE, head_dim);
+  mr_kvq_q4 k = mr_kvq_q4_of(k_part, head_dim), v = mr_kvq_q4_of(v_part, head_dim);
+  int groups = mr_kvq_width(head_dim) / 32;
+  float x[32];
+  for (int d = 0; d < head_dim; d++) {
+    for (int t = 0; t < 32; t++)
+      x[t] = load(own, t, d, head_dim, MR_KV_OWN_TYPE, 0);
+    mr_kvq_q4_pack(&k, d, x);
+  }
+  for (int g = 0; g < 32 * groups; g++) {
+    int t = g / groups, d0 = g % groups * 32;
+    for (int i = 0; i < 32; i++)
+      x[i] = d0 + i < head_dim ? load(own_v, t, d0 + i, head_dim, MR_KV_OWN_TYPE, 1) : x[0];
+    mr_kvq_q4_pack(&v, g, x);
+  }
+}
+
 static void rotate(float *x, int n) {
   int block = mr_rotate_block(n);
   float scale = 1.0f / sqrtf((float)block);
@@ -87,10 +117,10 @@ static void rotate(float *x, int n) {
 }
 
 static float score(const mr_attn *a, int head, const float *q, const uint8_t *k_part, int slot,
-                   int distance) {
+                   int distance, mr_kv_type type) {
   float dot = 0.0f;
   for (int d = 0; d < a->head_dim; d++)
-    dot += q[d] * load(k_part, slot, d, a->head_dim, a->type);
+    dot += q[d] * load(k_part, slot, d, a->head_dim, type, 0);
   float s = dot * a->scale;
   if (a->softcap > 0.0f)
     s = a->softcap * tanhf(s / a->softcap);
@@ -105,12 +135,12 @@ typedef struct softmax {
 
 /* Adds keys k0..k1-1 of the block at k_part to one row. */
 static void add_block(const mr_attn *a, int head, int pos, const float *q, float *out,
-                      const uint8_t *k_part, int k0, int k1, softmax *row) {
-  const uint8_t *v_part = k_part + mr_kv_part_bytes(a->type, a->head_dim);
+                      const uint8_t *k_part, int k0, int k1, softmax *row, mr_kv_type type) {
+  const uint8_t *v_part = k_part + mr_kv_part_bytes(type, a->head_dim);
   float s[BLOCK], max = row->max;
   int base = k0 / BLOCK * BLOCK;
   for (int j = k0; j < k1; j++) {
-    s[j - base] = score(a, head, q, k_part, j - base, pos - j);
+    s[j - base] = score(a, head, q, k_part, j - base, pos - j, type);
     if (s[j - base] > max)
       max = s[j - base];
   }
@@ -123,7 +153,7 @@ static void add_block(const mr_attn *a, int head, int pos, const float *q, float
     float p = expf(s[j - base] - max);
     row->sum += p;
     for (int d = 0; d < a->head_dim; d++)
-      out[d] += p * load(v_part, j - base, d, a->head_dim, a->type);
+      out[d] += p * load(v_part, j - base, d, a->head_dim, type, 1);
   }
 }
 
@@ -144,8 +174,9 @@ static void attend(const mr_attn *a, int kv_head, int head, int t) {
   for (int b = first / BLOCK; b <= pos / BLOCK; b++) {
     int k0 = b * BLOCK < first ? first : b * BLOCK;
     int k1 = (b + 1) * BLOCK > pos + 1 ? pos + 1 : (b + 1) * BLOCK;
-    add_block(a, head, pos, q, out, a->pages[b] + a->layer_offset + 2 * (size_t)kv_head * part, k0,
-              k1, &row);
+    int own = a->own != NULL && b == pos / BLOCK;
+    const uint8_t *k = own ? a->own : a->pages[b] + a->layer_offset + 2 * (size_t)kv_head * part;
+    add_block(a, head, pos, q, out, k, k0, k1, &row, own ? MR_KV_OWN_TYPE : a->type);
   }
   for (int d = 0; d < a->head_dim; d++)
     out[d] /= row.sum;
@@ -162,5 +193,6 @@ static void attention(const mr_attn *a, int kv_head, int q0, int q1, void *scrat
 void mr_k_fill_ref_attn(mr_kernels *k) {
   k->rotate = rotate;
   k->kv_store = kv_store;
+  k->kv_pack = kv_pack;
   k->attention = attention;
 }

@@ -163,14 +163,13 @@ static void attn_softmax(const attn_work *w, int r0, int r1) {
 }
 
 /* Tokens t0..t1-1 of the tile meet the block of keys at base, of which `keys` are stored. */
-static void attn_block(const attn_work *w, int t0, int t1, int base, int keys, const uint8_t *k) {
+static void attn_block(const attn_work *w, int t0, int t1, int base, int keys, const uint8_t *k,
+                       mr_kv_type type) {
   const mr_attn *a = w->a;
   int dim = a->head_dim, r0 = t0 * w->group, r1 = t1 * w->group;
-  const void *v = k + mr_kv_part_bytes(a->type, dim);
-  mr_kv_type type = a->type;
+  const uint8_t *v = k + mr_kv_part_bytes(type, dim);
   const void *kb = k, *vb = v;
-  if (mr_kvq_is_8bit(type) || (r1 - r0 > TILE_ROWS && type != MR_KV_F32)) { /* several tiles read it
-                                                                             */
+  if (type > MR_KV_BF16 || (r1 - r0 > TILE_ROWS && type != MR_KV_F32)) { /* convert once */
     kv_to_f32(w->kf, w->vf, k, v, dim, keys, type);
     type = MR_KV_F32, kb = w->kf, vb = w->vf;
   }
@@ -245,7 +244,10 @@ static void simd_attention(const mr_attn *a, int kv_head, int q0, int q1, void *
     int keys = a->pos0 + to - base < BLOCK ? a->pos0 + to - base : BLOCK;
     if (b < last && a->pages[b + 1] != NULL)
       attn_prefetch(a->pages[b + 1] + at, 2 * part);
-    attn_block(&w, from - q0, to - q0, base, keys, a->pages[b] + at);
+    if (a->own != NULL && b == last)
+      attn_block(&w, from - q0, to - q0, base, keys, a->own, MR_KV_OWN_TYPE);
+    else
+      attn_block(&w, from - q0, to - q0, base, keys, a->pages[b] + at, a->type);
   }
   attn_end(&w);
 }
@@ -253,6 +255,7 @@ static void simd_attention(const mr_attn *a, int kv_head, int q0, int q1, void *
 static void simd_fill_attn(mr_kernels *k) {
   k->rotate = simd_rotate;
   k->kv_store = simd_kv_store;
+  k->kv_pack = simd_kv_pack;
   k->attention = simd_attention;
 }
 

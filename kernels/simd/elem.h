@@ -16,6 +16,18 @@ V_INLINE int v_count(int n, int i) {
   return n - i < VL ? n - i : VL;
 }
 
+/* Whole vectors need no mask, which costs more than the test for it. */
+V_INLINE vf v_in(const float *p, int count) {
+  return count == VL ? vload(p) : vload_n(p, count);
+}
+
+V_INLINE void v_out(float *p, vf v, int count) {
+  if (count == VL)
+    vstore(p, v);
+  else
+    vstore_n(p, v, count);
+}
+
 static float sum_of(const float *x, int n) {
   vf sum = vzero();
   for (int i = 0; i < n; i += VL)
@@ -44,10 +56,10 @@ static void simd_rmsnorm(float *y, const float *x, const float *w, int n, float 
   vf r = vset1(1.0f / sqrtf(sum_of_squares(x, 0.0f, n) / (float)n + eps));
   for (int i = 0; i < n; i += VL) {
     int c = v_count(n, i);
-    vf v = vmul(vload_n(x + i, c), r);
+    vf v = vmul(v_in(x + i, c), r);
     if (w != NULL)
-      v = vmul(v, vload_n(w + i, c));
-    vstore_n(y + i, v, c);
+      v = vmul(v, v_in(w + i, c));
+    v_out(y + i, v, c);
   }
 }
 
@@ -57,12 +69,12 @@ static void simd_layernorm(float *y, const float *x, const float *w, const float
   vf m = vset1(mean), r = vset1(1.0f / sqrtf(sum_of_squares(x, mean, n) / (float)n + eps));
   for (int i = 0; i < n; i += VL) {
     int c = v_count(n, i);
-    vf v = vmul(vsub(vload_n(x + i, c), m), r);
+    vf v = vmul(vsub(v_in(x + i, c), m), r);
     if (w != NULL)
-      v = vmul(v, vload_n(w + i, c));
+      v = vmul(v, v_in(w + i, c));
     if (b != NULL)
-      v = vadd(v, vload_n(b + i, c));
-    vstore_n(y + i, v, c);
+      v = vadd(v, v_in(b + i, c));
+    v_out(y + i, v, c);
   }
 }
 
@@ -70,11 +82,11 @@ static void simd_rope(float *x, const float *cos_sin, int n_rot, int interleaved
   int half = n_rot / 2;
   for (int i = 0; i < half; i += VL) {
     int c = v_count(half, i), lo = 2 * c < VL ? 2 * c : VL;
-    vf cs = vload_n(cos_sin + i, c), sn = vload_n(cos_sin + half + i, c), a, b, u, v;
+    vf cs = v_in(cos_sin + i, c), sn = v_in(cos_sin + half + i, c), a, b, u, v;
     if (interleaved)
       vunzip(vload_n(x + 2 * i, lo), vload_n(x + 2 * i + lo, 2 * c - lo), &a, &b);
     else
-      a = vload_n(x + i, c), b = vload_n(x + half + i, c);
+      a = v_in(x + i, c), b = v_in(x + half + i, c);
     u = vfnma(b, sn, vmul(a, cs));
     v = vfma(b, cs, vmul(a, sn));
     if (interleaved) {
@@ -82,8 +94,8 @@ static void simd_rope(float *x, const float *cos_sin, int n_rot, int interleaved
       vstore_n(x + 2 * i, a, lo);
       vstore_n(x + 2 * i + lo, b, 2 * c - lo);
     } else {
-      vstore_n(x + i, u, c);
-      vstore_n(x + half + i, v, c);
+      v_out(x + i, u, c);
+      v_out(x + half + i, v, c);
     }
   }
 }
@@ -112,10 +124,10 @@ V_INLINE vf vact(vf x, mr_act act) {
 V_INLINE void gate_of(float *y, const float *g, const float *up, int n, mr_act act) {
   for (int i = 0; i < n; i += VL) {
     int c = v_count(n, i);
-    vf v = vact(vload_n(g + i, c), act);
+    vf v = vact(v_in(g + i, c), act);
     if (up != NULL)
-      v = vmul(v, vload_n(up + i, c));
-    vstore_n(y + i, v, c);
+      v = vmul(v, v_in(up + i, c));
+    v_out(y + i, v, c);
   }
 }
 
@@ -145,14 +157,14 @@ static void simd_gate(float *y, const float *g, const float *up, int n, mr_act a
 static void simd_axpy(float *y, const float *x, float s, int n) {
   for (int i = 0; i < n; i += VL) {
     int c = v_count(n, i);
-    vstore_n(y + i, vadd(vload_n(y + i, c), vmul(vload_n(x + i, c), vset1(s))), c);
+    v_out(y + i, vadd(v_in(y + i, c), vmul(v_in(x + i, c), vset1(s))), c);
   }
 }
 
 static void simd_scale(float *x, float s, int n) {
   for (int i = 0; i < n; i += VL) {
     int c = v_count(n, i);
-    vstore_n(x + i, vmul(vload_n(x + i, c), vset1(s)), c);
+    v_out(x + i, vmul(v_in(x + i, c), vset1(s)), c);
   }
 }
 
@@ -160,7 +172,7 @@ static void simd_softcap(float *x, float cap, int n) {
   vf c = vset1(cap);
   for (int i = 0; i < n; i += VL) {
     int m = v_count(n, i);
-    vstore_n(x + i, vmul(c, vtanh(vdiv(vload_n(x + i, m), c))), m);
+    v_out(x + i, vmul(c, vtanh(vdiv(v_in(x + i, m), c))), m);
   }
 }
 

@@ -90,16 +90,68 @@ V_INLINE void kv_8bit_to_f32(float *kf, float *vf_, const uint8_t *k, const uint
                dim - d < VL ? dim - d : VL);
 }
 
+/* 32 codes to values */
+V_INLINE void kv_decode_q4(vf x[32 / VL], const uint8_t *codes, float step, float least) {
+  vload_u4(x, codes);
+  UNROLL for (int i = 0; i < 32 / VL; i++) x[i] = vfma(x[i], vset1(step), vset1(least));
+}
+
+static void kv_q4_to_f32(float *kf, float *vf_, const uint8_t *k_part, const uint8_t *v_part,
+                         int dim, int keys) {
+  mr_kvq_q4 k = mr_kvq_q4_of(k_part, dim), v = mr_kvq_q4_of(v_part, dim);
+  int width = mr_kvq_width(dim), groups = width / 32;
+  float step[MR_KVQ_MAX_DIM], least[MR_KVQ_MAX_DIM];
+  vf x[32 / VL];
+  kv_16_to_f32(step, k.step, width, MR_KV_F16);
+  kv_16_to_f32(least, k.least, width, MR_KV_F16);
+  for (int d = 0; d < dim; d++) {
+    kv_decode_q4(x, k.codes + (size_t)d * 16, step[d], least[d]);
+    UNROLL for (int i = 0; i < 32 / VL; i++) vstore(kf + d * BLOCK + i * VL, x[i]);
+  }
+  kv_16_to_f32(step, v.step, width, MR_KV_F16);
+  kv_16_to_f32(least, v.least, width, MR_KV_F16);
+  for (int g = 0; g < keys * groups; g++) {
+    int d = g % groups * 32;
+    float *to = vf_ + g / groups * dim;
+    kv_decode_q4(x, v.codes + (size_t)g * 16, step[g], least[g]);
+    for (int i = 0; i < 32 / VL && d < dim; i++, d += VL)
+      vstore_n(to + d, x[i], dim - d < VL ? dim - d : VL);
+  }
+}
+
 /* K of 32 keys to kf, [head_dim][32]; V of the first `keys` to vf_, [keys][head_dim] */
 static void kv_to_f32(float *kf, float *vf_, const uint8_t *k, const uint8_t *v, int dim, int keys,
                       mr_kv_type type) {
   if (type == MR_KV_INT8) {
     kv_8bit_to_f32(kf, vf_, k, v, dim, keys, MR_KV_INT8);
+  } else if (type == MR_KV_Q4) {
+    kv_q4_to_f32(kf, vf_, k, v, dim, keys);
   } else if (type == MR_KV_FP8) {
     kv_8bit_to_f32(kf, vf_, k, v, dim, keys, MR_KV_FP8);
   } else {
     kv_16_to_f32(kf, k, dim * BLOCK, type);
     kv_16_to_f32(vf_, v, dim * keys, type);
+  }
+}
+
+static void simd_kv_pack(uint8_t *k_part, uint8_t *v_part, const uint8_t *own, int head_dim,
+                         mr_kv_type type) {
+  const uint16_t *own_k = (const uint16_t *)(const void *)own;
+  const uint16_t *own_v = own_k + (size_t)head_dim * BLOCK;
+  mr_kvq_q4 k = mr_kvq_q4_of(k_part, head_dim), v = mr_kvq_q4_of(v_part, head_dim);
+  int groups = mr_kvq_width(head_dim) / 32;
+  float x[32];
+  (void)type;
+  for (int d = 0; d < head_dim; d++) {
+    kv_16_to_f32(x, own_k + (size_t)d * BLOCK, BLOCK, MR_KV_OWN_TYPE);
+    mr_kvq_q4_pack(&k, d, x);
+  }
+  for (int g = 0; g < BLOCK * groups; g++) {
+    int d = g % groups * 32, n = head_dim - d < 32 ? head_dim - d : 32;
+    kv_16_to_f32(x, own_v + (size_t)(g / groups) * (size_t)head_dim + (size_t)d, n, MR_KV_OWN_TYPE);
+    for (int i = n; i < 32; i++)
+      x[i] = x[0];
+    mr_kvq_q4_pack(&v, g, x);
   }
 }
 

@@ -151,6 +151,13 @@ V_INLINE vf vload_i8(const uint8_t *p) {
   __m128i b = _mm_loadl_epi64((const __m128i *)(const void *)p);
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b));
 }
+V_INLINE void vload_u4(vf *to, const uint8_t *p) {
+  for (int i = 0; i < 2; i++) {
+    __m256i b = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)(p + 8 * i)));
+    to[i] = _mm256_cvtepi32_ps(_mm256_and_si256(b, _mm256_set1_epi32(15)));
+    to[i + 2] = _mm256_cvtepi32_ps(_mm256_srli_epi32(b, 4));
+  }
+}
 V_INLINE vf vload_fp8(const uint8_t *p) {
   __m128i h = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)p));
   __m128i low = _mm_and_si128(_mm_slli_epi16(h, 7), _mm_set1_epi16(0x3f80));

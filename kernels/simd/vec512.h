@@ -144,6 +144,12 @@ V_INLINE vf vload_i8(const uint8_t *p) {
   __m128i b = _mm_loadu_si128((const __m128i *)(const void *)p);
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(b));
 }
+/* 32 values of 4 bits in two vectors, those of the low halves first */
+V_INLINE void vload_u4(vf *to, const uint8_t *p) {
+  __m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+  to[0] = _mm512_cvtepi32_ps(_mm512_and_si512(b, _mm512_set1_epi32(15)));
+  to[1] = _mm512_cvtepi32_ps(_mm512_srli_epi32(b, 4));
+}
 /* s eeee mmm to the float16 with these bits on top: 2^-8 of E4M3's value */
 V_INLINE vf vload_fp8(const uint8_t *p) {
   __m256i h = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)p));

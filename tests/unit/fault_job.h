@@ -188,13 +188,13 @@ static void fault_job_expect_whole(int time, const char *what) {
 }
 
 /* Whether the job is bound to its first start: from the header of its journal on. */
-static bool fault_job_is_bound(void) {
+static inline bool fault_job_is_bound(void) {
   return access(fault_path("out/o.run/journal"), F_OK) == 0 ||
          access(fault_path("out/o.manifest.json"), F_OK) == 0;
 }
 
 /* Resumes the job at a later time, in which it must end well. */
-static void fault_job_expect_resumed(int time, const char *what) {
+static inline void fault_job_expect_resumed(int time, const char *what) {
   fault_wall_s = 2000;
   int rc = fault_job_run();
   fault_wall_s = 1000;

@@ -97,14 +97,19 @@ static int read_probes(probe *p, const char *text, int max_rows, int max_len, in
 /* ------------------------------------------------------------------ the engine */
 
 static const mr_sim_opts *on_sim; /* not NULL: engines are opened on this emulated GPU */
+static const char *on_device;     /* ... or on this device */
 
 static void *take_pages(void *ctx, size_t bytes) {
   return mr_device_take(ctx, bytes);
 }
 
-static mr_code open_sim(engine *e, mr_err *err) {
-  assert_int_equal(mr_device_sim(&e->dev, on_sim, err), MR_OK);
-  assert_int_equal(mr_device_start(e->dev, on_sim->memory, err), MR_OK);
+static mr_code open_gpu(engine *e, mr_err *err) {
+  if (on_device) {
+    assert_int_equal(mr_device_open(&e->dev, on_device, 0, err), MR_OK);
+  } else {
+    assert_int_equal(mr_device_sim(&e->dev, on_sim, err), MR_OK);
+    assert_int_equal(mr_device_start(e->dev, on_sim->memory, err), MR_OK);
+  }
   e->pages = (mr_kv_memory){.ctx = e->dev, .take = take_pages};
   assert_int_equal(mr_kv_open_on(&e->kv, &e->m->c, MR_KV_F32, 100, &e->pages, err), MR_OK);
   return mr_forward_open_gpu(&e->f, e->m, e->dev, e->kv, MR_GPU_EXACT, MAX_TOKENS, MAX_TOKENS, err);
@@ -116,8 +121,8 @@ static mr_code engine_open(engine *e, const char *path, const char *isa, mr_err 
   mr_code rc = mr_model_open(&e->m, path, err);
   if (rc)
     return rc;
-  if (on_sim)
-    return open_sim(e, err);
+  if (on_sim || on_device)
+    return open_gpu(e, err);
   assert_int_equal(mr_model_pack(e->m, e->k, MR_SCHEME_F32, e->pool, err), MR_OK);
   assert_int_equal(mr_kv_open(&e->kv, &e->m->c, MR_KV_F32, 100, err), MR_OK);
   assert_int_equal(mr_forward_open(&e->f, e->m, e->k, e->pool, e->kv, MAX_TOKENS, MAX_TOKENS, err),

@@ -427,16 +427,15 @@ static ssize_t bad_pread(int fd, void *buf, size_t n, off_t at) {
   return got;
 }
 
-/* All policies, with and without the tree, in 12 pages of memory: the same results to the bit. */
-static void policies(void **state) {
-  (void)state;
+static void policies_of(mr_kv_type type, uint64_t kv_memory, int n) {
   static const mr_kv_policy all[] = {MR_KV_FEWER, MR_KV_AUTO, MR_KV_SPILL, MR_KV_RECOMPUTE};
   mr_engine_opts o = exact(tiny_path);
   mr_result *base[FAMILY] = {0}, *res[FAMILY] = {0};
+  o.kv_type = (int)type;
   family_run(&o, false, base);
-  o.kv_memory = 12 << 14;
+  o.kv_memory = kv_memory;
   o.spill_dir = "/tmp";
-  for (int i = 0; i < 32; i++) {
+  for (int i = 0; i < n; i++) {
     o.kv_policy = all[i % 4];
     o.no_prefix_sharing = i / 4 % 2;
     o.kv_disk = o.kv_policy == MR_KV_SPILL || i / 8 % 2 ? 8 << 20 : 0;
@@ -455,6 +454,21 @@ static void policies(void **state) {
   }
   for (int i = 0; i < FAMILY; i++)
     mr_result_free(base[i]);
+}
+
+/* All policies, with and without the tree, in 12 pages of memory: the same results to the bit. With
+ * a type that packs blocks, each sequence holds some pages more. */
+static void policies(void **state) {
+  (void)state;
+  mr_engine_info info;
+  mr_err err = MR_ERR_INIT;
+  mr_engine_opts o = exact(tiny_path);
+  policies_of(MR_KV_F32, 12 << 14, 32);
+  o.kv_type = MR_KV_Q4;
+  assert_int_equal(mr_engine_estimate(&o, &info, &err), MR_OK);
+  assert_true(info.kv_own_pages > 0);
+  uint64_t page = info.kv_bytes_per_token * MR_KV_BLOCK;
+  policies_of(MR_KV_Q4, (uint64_t)(6 + 5 * info.kv_own_pages) * page, 16);
 }
 
 /* A disk that is full, or gives back other bits: computed again, the same results. */

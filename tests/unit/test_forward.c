@@ -567,7 +567,8 @@ static void check_invariance(const mr_model *m, const mr_kernels *k, mr_scheme s
 static void a_row_depends_on_its_sequence_alone(void **state) {
   (void)state;
   static const mr_scheme schemes[] = {MR_SCHEME_F32, MR_SCHEME_I8};
-  static const mr_kv_type types[] = {MR_KV_F32, MR_KV_F16};
+  static const mr_kv_type types[] = {MR_KV_F32,  MR_KV_F16, MR_KV_BF16,
+                                     MR_KV_INT8, MR_KV_Q4,  MR_KV_FP8};
   mr_config c = llama();
   c.window = 40;
   c.windowed[1] = 1;
@@ -579,7 +580,7 @@ static void a_row_depends_on_its_sequence_alone(void **state) {
     for (int s = 0; s < 2; s++) {
       const mr_kernels *k = mr_kernels_get(*name);
       pack_model(&m, k, schemes[s]);
-      for (int t = 0; t < 2; t++)
+      for (int t = 0; t < (s == 0 ? MR_KV_TYPES : 2); t++)
         check_invariance(&m, k, schemes[s], types[t]);
     }
   free_model(&m);

@@ -422,7 +422,7 @@ static void attention_on(const mr_kernels *k) {
 static void variants_of(const mr_kernels *k, int dim) {
   scene s;
   for (int type = MR_KV_F32; type <= MR_KV_FP8; type++) {
-    if (mr_kv_part_bytes((mr_kv_type)type, dim) == 0)
+    if (mr_kv_packs((mr_kv_type)type) || (type > MR_KV_BF16 && dim != 64))
       continue;
     scene_new(&s, k, 6, 2, dim, 150, (mr_kv_type)type);
     s.a.window = 20;
@@ -521,6 +521,92 @@ static void rotation_on(const mr_kernels *k) {
 static void keys_are_rotated(void **state) {
   (void)state;
   on_every_table(rotation_on);
+}
+
+/* 16 steps from least to largest, both as float16. */
+static void as_q4(float *x, size_t stride, int n) {
+  float least = INFINITY, most = -INFINITY;
+  for (int i = 0; i < n; i++) {
+    float *v = &x[(size_t)i * stride];
+    *v = mr_f16_to_f32(mr_f32_to_f16(*v));
+    least = *v < least ? *v : least;
+    most = *v > most ? *v : most;
+  }
+  float step = mr_f16_to_f32(mr_f32_to_f16((most - least) / 15.0f));
+  for (int i = 0; i < n && step > 0; i++) {
+    float c = rintf((x[(size_t)i * stride] - least) / step);
+    x[(size_t)i * stride] = (c > 15 ? 15 : c) * step + least;
+  }
+}
+
+/* Blocks 0 .. last - 1 packed; block `last` in 16 bits at own, [n_kv_heads]. */
+static void store_q4(const mr_kernels *k, scene *s, int last, uint8_t *own) {
+  const mr_attn *a = &s->a;
+  size_t part = mr_kv_part_bytes(MR_KV_Q4, a->head_dim);
+  size_t own_part = mr_kv_part_bytes(MR_KV_OWN_TYPE, a->head_dim);
+  for (int h = 0; h < a->n_kv_heads; h++)
+    for (int b = 0; b <= last; b++) {
+      uint8_t *to = own + (size_t)h * 2 * own_part;
+      for (int t = b * 32; t < (b + 1) * 32 && t < s->len; t++) {
+        size_t at = (size_t)(t * a->n_kv_heads + h) * (size_t)a->head_dim;
+        k->kv_store(to, to + own_part, s->k + at, s->v + at, a->head_dim, t % 32, MR_KV_OWN_TYPE);
+      }
+      uint8_t *p = s->memory + (s->pages[b] - s->memory) + a->layer_offset + 2 * (size_t)h * part;
+      if (b < last)
+        k->kv_pack(p, p + part, to, a->head_dim, MR_KV_Q4);
+    }
+}
+
+/* K and V as tokens of block `last` see them. */
+static void see_q4(scene *s, int last) {
+  const mr_attn *a = &s->a;
+  size_t dim = (size_t)a->head_dim, token = (size_t)a->n_kv_heads * dim;
+  for (int b = 0; b < last; b++)
+    for (int h = 0; h < a->n_kv_heads; h++) {
+      size_t at = (size_t)b * 32 * token + (size_t)h * dim;
+      for (size_t d = 0; d < dim; d++)
+        as_q4(s->k + at + d, token, 32);
+      for (size_t t = 0; t < 32; t++)
+        for (size_t d = 0; d < dim; d += 32)
+          as_q4(s->v + at + t * token + d, 1, dim - d < 32 ? (int)(dim - d) : 32);
+    }
+}
+
+static void packed_on(const mr_kernels *k) {
+  static const int dims[] = {20, 64, 80, 128};
+  for (int d = 0; d < 4; d++) {
+    scene s;
+    int from = 3 * 32, kv_heads = 2, dim = dims[d];
+    scene_new(&s, k, 6, kv_heads, dim, from + 20, MR_KV_F16); /* room enough */
+    size_t own_part = mr_kv_part_bytes(MR_KV_OWN_TYPE, dim), row = s.a.out_ld * 4;
+    uint8_t *own = take((size_t)kv_heads * 2 * own_part);
+    float *whole = take(20 * row);
+    s.a.type = MR_KV_Q4;
+    s.a.window = d == 1 ? 50 : 0;
+    store_q4(k, &s, 3, own);
+    see_q4(&s, 3);
+    for (int tile = 20; tile > 0; tile -= 19) /* all at once, and one by one */
+      for (int h = 0; h < kv_heads; h++)
+        for (int q0 = 0; q0 < 20; q0 += tile) {
+          mr_attn a = s.a;
+          a.own = own + (size_t)h * 2 * own_part;
+          a.pos0 = from, a.n_q = 20;
+          a.q += (size_t)from * a.q_ld;
+          a.out = tile == 20 ? whole : a.out + (size_t)from * a.out_ld;
+          k->attention(&a, h, q0, q0 + tile, s.scratch);
+        }
+    assert_memory_equal(whole, s.out + (size_t)from * s.a.out_ld, 20 * row);
+    for (int t = from; t < from + 20; t += 3)
+      for (int h = 0; h < 6; h++)
+        check_row(&s, "packed", t, h);
+    free(own), free(whole);
+    scene_free(&s);
+  }
+}
+
+static void blocks_are_packed(void **state) {
+  (void)state;
+  on_every_table(packed_on);
 }
 
 /* ------------------------------------------------------------------ norms, rope, activations */
@@ -704,6 +790,7 @@ int main(void) {
       cmocka_unit_test(gemm_extremes),
       cmocka_unit_test(attention_is_right),
       cmocka_unit_test(attention_with_odd_keys),
+      cmocka_unit_test(blocks_are_packed),
       cmocka_unit_test(keys_are_rotated),
       cmocka_unit_test(elementwise_is_right),
       cmocka_unit_test(vocabulary_ops_are_right),

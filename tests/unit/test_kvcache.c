@@ -214,6 +214,51 @@ static void every_allocation_may_fail(void **state) {
   }
 }
 
+/* Own pages come with the first token, stay behind the blocks, and are copied before a second owner
+ * writes. */
+static void own_pages(void **state) {
+  (void)state;
+  mr_kv_seq a, b;
+  mr_kv *q4;
+  mr_err err = MR_ERR_INIT;
+  assert_int_equal(mr_kv_open(&q4, &config, MR_KV_Q4, 40, &err), MR_OK);
+  int own = mr_kv_own_pages(&config, MR_KV_Q4);
+  assert_in_range(own, 1, MR_KV_MAX_OWN);
+  assert_int_equal(mr_kv_own_pages(&config, MR_KV_INT8), 0);
+  assert_int_equal(mr_kv_pages_for(q4, 0), 0);
+  assert_int_equal(mr_kv_pages_for(q4, 33), 2 + own);
+  assert_int_equal(mr_kv_seq_init(&a, 200, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_init(&b, 200, &err), MR_OK);
+  assert_null(mr_kv_own_parts(q4, &a, 0, 0));
+  assert_int_equal(mr_kv_seq_wants(q4, &a, 40), 2 + own);
+  assert_int_equal(mr_kv_seq_reserve(q4, &a, 40), MR_OK);
+  a.len = 40;
+  uint8_t *mine = mr_kv_own_parts(q4, &a, config.n_layers - 1, config.n_kv_heads - 1);
+  mine[0] = 7;
+  mr_kv_seq_share(q4, &b, &a, 30); /* inside a block that is packed: nothing */
+  assert_int_equal(b.len, 0);
+  mr_kv_seq_share(q4, &b, &a, 40);
+  assert_int_equal(b.len, 40);
+  assert_ptr_equal(mr_kv_own_parts(q4, &b, 1, 1), mr_kv_own_parts(q4, &a, 1, 1));
+  assert_int_equal(mr_kv_seq_wants(q4, &b, 30), 1 + 1 + own); /* copies, and a block */
+  assert_int_equal(mr_kv_seq_reserve(q4, &b, 30), MR_OK);
+  assert_int_equal(b.n_pages, 3 + own);
+  assert_int_equal(b.pages[0], a.pages[0]);
+  uint8_t *other = mr_kv_own_parts(q4, &b, config.n_layers - 1, config.n_kv_heads - 1);
+  assert_ptr_not_equal(other, mine);
+  assert_int_equal(other[0], 7);
+  a.len = 64;
+  mr_kv_seq_append(q4, &a, b.pages[0], MR_KV_BLOCK);
+  assert_int_equal(a.pages[2], b.pages[0]);
+  assert_ptr_equal(mr_kv_own_parts(q4, &a, config.n_layers - 1, config.n_kv_heads - 1), mine);
+  mr_kv_seq_drop(q4, &a, 96);
+  assert_int_equal(a.n_dropped, 3);
+  mr_kv_seq_free(q4, &a);
+  mr_kv_seq_free(q4, &b);
+  assert_int_equal(mr_kv_free_pages(q4), 40);
+  mr_kv_close(q4);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(random_operations),
@@ -221,6 +266,7 @@ int main(void) {
       cmocka_unit_test(limits),
       cmocka_unit_test(sizes),
       cmocka_unit_test(every_allocation_may_fail),
+      cmocka_unit_test(own_pages),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -77,12 +77,12 @@ static void timeline_is_bounded(void **state) {
 static void json_has_its_keys(void **state) {
   (void)state;
   static const char *const keys[] = {
-      "rows",          "rows_ok", "rows_failed",    "prompt_tokens",  "prefill_tokens_computed",
-      "output_tokens", "seconds", "ttft_ms",        "tpot_ms",        "mfu",
-      "mbu",           "batch",   "kv_spill_bytes", "kv_fetch_bytes", "peak_memory_bytes",
-      "errors",        "version", "digests",        "timeline",       "throughput",
-      "engine",        "options", "inputs",         "runs",           "peaks",
-      "job_id"};
+      "rows",          "rows_ok",  "rows_failed",    "prompt_tokens",  "prefill_tokens_computed",
+      "output_tokens", "seconds",  "ttft_ms",        "tpot_ms",        "mfu",
+      "mbu",           "batch",    "kv_spill_bytes", "kv_fetch_bytes", "peak_memory_bytes",
+      "errors",        "version",  "digests",        "timeline",       "throughput",
+      "engine",        "options",  "inputs",         "runs",           "peaks",
+      "job_id",        "diagnosis"};
   static const char *const phases[] = {"preflight", "load",  "run",  "commit",
                                        "assemble",  "other", "total"};
   static const char *const points[] = {"p50", "p90", "p99", "mean", "max"};
@@ -114,12 +114,20 @@ static void figures_are_right(void **state) {
   r->stats.output_tokens = 400;
   r->peak_ops = 8e9;
   r->peak_bytes = 1e10;
+  r->info.packed_bytes = 1000;
+  r->info.flops_per_prompt_token = 200;
   mr_choice c = {.n_sampled = 5};
   mr_result res = {.choices = &c, .n_choices = 1, .admitted_s = 1, .first_token_s = 3, .done_s = 4};
   mr_report_row(r, &res);
   json_t *o = mr_report_to_json(r);
   assert_true(fabs(json_number_value(json_object_get(o, "mfu")) - 0.25) < 1e-6);
   assert_true(fabs(json_number_value(json_object_get(o, "mbu")) - 0.1) < 1e-6);
+  json_t *d = json_object_get(o, "diagnosis"); /* 0.75 s of arithmetic, 0.3 s of traffic in 3 s */
+  assert_true(fabs(json_number_value(json_object_get(d, "compute_seconds")) - 0.75) < 1e-6);
+  assert_true(fabs(json_number_value(json_object_get(d, "memory_seconds")) - 0.3) < 1e-6);
+  assert_true(fabs(json_number_value(json_object_get(d, "rest_seconds")) - 2.25) < 1e-6);
+  assert_true(fabs(json_number_value(json_object_get(d, "balance_tokens")) - 4) < 1e-6);
+  assert_string_equal(json_string_value(json_object_get(d, "bound_by")), "overhead");
   json_t *t = json_object_get(o, "throughput");
   assert_true(fabs(json_number_value(json_object_get(t, "output_tokens_per_s")) - 100) < 1e-6);
   assert_true(fabs(json_number_value(json_object_get(json_object_get(o, "ttft_ms"), "mean")) -

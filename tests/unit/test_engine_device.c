@@ -1,0 +1,224 @@
+/* The engine on an emulated GPU: the CPU's tokens, and its own bits whatever the batch, the step
+ * and the memory; pages that go to the disk and come back, pages that are copied before they are
+ * written; what is refused, and why. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "io/mem.h"
+#include "src/engine.h"
+#include "tests/unit/tiny_gguf.h"
+
+enum { ROWS = 5, PROMPT = 110, NEW = 12 };
+
+static char path[64];
+static mr_prompter *prompter;
+static int32_t prompts[ROWS][PROMPT];
+
+static int setup(void **state) {
+  (void)state;
+  mr_err e = MR_ERR_INIT;
+  uint32_t seed = 1;
+  snprintf(path, sizeof path, "/tmp/mr_test_engine_device_%d.gguf", (int)getpid());
+  for (int i = 0; i < ROWS; i++)
+    for (int t = 0; t < PROMPT; t++) {
+      seed = seed * 1664525u + 1013904223u;
+      /* rows 1 and 2 begin alike, to the middle of a page */
+      prompts[i][t] = i == 2 && t < 50 ? prompts[1][t] : (int32_t)(seed >> 24);
+    }
+  return tiny_gguf_write(path, -1) && !mr_prompter_open(&prompter, path, &e) ? 0 : -1;
+}
+
+static int teardown(void **state) {
+  (void)state;
+  mr_prompter_close(prompter);
+  unlink(path);
+  return (int)mr_mem_live();
+}
+
+static mr_engine_opts options(const char *device) {
+  return (mr_engine_opts){.model_path = path,
+                          .device = device,
+                          .compute = MR_COMPUTE_EXACT,
+                          .threads = 1,
+                          .max_step_tokens = 96,
+                          .kv_memory = 2 << 20,
+                          .kv_type = -1};
+}
+
+static mr_request request(int i, int n_choices) {
+  mr_request r = {.tag = (uint64_t)i, .prompt = prompts[i], .n_prompt = PROMPT - 7 * i};
+  r.sampling = mr_sampling_default;
+  r.sampling.temperature = n_choices > 1 ? 1 : 0;
+  r.sampling.n = n_choices;
+  r.sampling.seed = 5;
+  r.sampling.max_tokens = NEW;
+  r.sampling.ignore_eos = true;
+  r.sampling.logprobs = 2;
+  return r;
+}
+
+static void run(const mr_engine_opts *o, mr_result **results, mr_engine_stats *st) {
+  mr_err err = MR_ERR_INIT;
+  mr_engine *e;
+  mr_result *r;
+  if (mr_engine_open(&e, o, prompter, &err))
+    fail_msg("open: %s", err.text);
+  int next = 0;
+  do {
+    for (mr_code rc = MR_OK; next < ROWS && !rc;) {
+      mr_request q = request(next, next == 3 ? 2 : 1);
+      rc = mr_engine_admit(e, &q, &err);
+      next += !rc;
+      assert_true(!rc || rc == MR_E_AGAIN);
+    }
+    if (mr_engine_step(e, &err))
+      fail_msg("step: %s", err.text);
+    while ((r = mr_engine_collect(e)))
+      results[r->tag] = r;
+  } while (next < ROWS || mr_engine_active(e));
+  mr_engine_stats_get(e, st);
+  mr_engine_close(e);
+}
+
+/* Ids equal; logprobs too, where bits must be. */
+static void same(mr_result **a, mr_result **b, bool bits) {
+  for (int i = 0; i < ROWS; i++) {
+    assert_int_equal(a[i]->n_choices, b[i]->n_choices);
+    for (int c = 0; c < a[i]->n_choices; c++) {
+      const mr_choice *x = &a[i]->choices[c], *y = &b[i]->choices[c];
+      assert_int_equal(x->n_ids, NEW);
+      assert_int_equal(y->n_ids, NEW);
+      assert_memory_equal(x->ids, y->ids, NEW * sizeof *x->ids);
+      for (int t = 0; t < NEW && bits; t++)
+        assert_true(x->logprobs[t].logprob == y->logprobs[t].logprob);
+    }
+  }
+}
+
+static void drop(mr_result **r) {
+  for (int i = 0; i < ROWS; i++) {
+    mr_result_free(r[i]);
+    r[i] = NULL;
+  }
+}
+
+static void as_on_the_cpu(void **state) {
+  (void)state;
+  static const char *const devices[] = {"sim", "sim:wave64", "sim:wmma"};
+  mr_result *cpu[ROWS] = {0}, *gpu[ROWS] = {0};
+  mr_engine_stats st;
+  mr_engine_opts o = options("cpu");
+  run(&o, cpu, &st);
+  for (int i = 0; i < 3; i++) {
+    o = options(devices[i]);
+    run(&o, gpu, &st);
+    same(cpu, gpu, false);
+    drop(gpu);
+  }
+  drop(cpu);
+}
+
+static void bits_do_not_depend_on_memory(void **state) {
+  (void)state;
+  static const mr_compute modes[] = {MR_COMPUTE_EXACT, MR_COMPUTE_FAST};
+  mr_result *base[ROWS] = {0}, *res[ROWS] = {0};
+  mr_engine_stats st;
+  for (int m = 0; m < 2; m++) {
+    mr_engine_opts o = options("sim");
+    o.compute = modes[m];
+    run(&o, base, &st);
+    assert_true(st.prompt_tokens_shared > 0);
+    o.kv_memory = 8 << (m ? 13 : 14); /* eight pages */
+    o.kv_disk = 4 << 20;
+    o.spill_dir = "/tmp";
+    o.no_prefix_sharing = true;
+    o.kv_policy = MR_KV_SPILL;
+    run(&o, res, &st);
+    same(base, res, true);
+    assert_true(st.kv_spill_bytes > 0 && st.kv_fetch_bytes > 0 && st.kv_failures == 0);
+    drop(res);
+    o.kv_policy = MR_KV_RECOMPUTE;
+    o.max_step_tokens = 37;
+    run(&o, res, &st);
+    same(base, res, true);
+    assert_true(st.recomputed_tokens > 0);
+    drop(res);
+    drop(base);
+  }
+}
+
+/* A step becomes smaller, then there are fewer pages, then it is told what is missing. */
+static void memory_is_planned(void **state) {
+  (void)state;
+  mr_engine_info big, small;
+  mr_err err = MR_ERR_INIT;
+  mr_engine_opts o = options("sim");
+  o.max_step_tokens = 0;
+  o.kv_memory = 0;
+  assert_int_equal(mr_engine_estimate(&o, &big, &err), MR_OK);
+  assert_string_equal(big.device, "sim");
+  o.device_memory = 2 << 20;
+  assert_int_equal(mr_engine_estimate(&o, &small, &err), MR_OK);
+  assert_true(small.max_step_tokens < big.max_step_tokens);
+  assert_true(small.kv_memory + small.packed_bytes < o.device_memory);
+  o.compute = MR_COMPUTE_FAST;
+  o.device_memory = 0;
+  assert_int_equal(mr_engine_estimate(&o, &big, &err), MR_OK);
+  assert_string_equal(big.scheme, "bf16");
+  o.device_memory = big.packed_bytes / 100 * 108;
+  if (mr_engine_estimate(&o, &small, &err))
+    fail_msg("%s", err.text);
+  assert_string_equal(small.scheme, "int8 by 32");
+  mr_engine *e;
+  mr_request q = request(0, 1);
+  q.n_prompt = 10;
+  assert_int_equal(mr_engine_open(&e, &o, prompter, &err), MR_OK);
+  if (mr_engine_admit(e, &q, &err))
+    fail_msg("%s", err.text);
+  mr_result *r = NULL;
+  while (!(r = mr_engine_collect(e)))
+    assert_int_equal(mr_engine_step(e, &err), MR_OK);
+  assert_int_equal(r->choices[0].n_ids, NEW);
+  mr_result_free(r);
+  mr_engine_close(e);
+  mr_err_clear(&err);
+  o.device_memory = 64 << 10;
+  assert_int_equal(mr_engine_estimate(&o, &small, &err), MR_E_UNAVAILABLE);
+  assert_non_null(strstr(err.text, "--device-memory"));
+}
+
+static void refusals(void **state) {
+  (void)state;
+  mr_engine_info info;
+  static const mr_adapter adapter = {.name = "a", .dir = "/nowhere"};
+  mr_err err[4] = {MR_ERR_INIT, MR_ERR_INIT, MR_ERR_INIT, MR_ERR_INIT};
+  mr_engine_opts o = options("cpu");
+  o.device_memory = 1 << 20;
+  assert_int_equal(mr_engine_estimate(&o, &info, &err[0]), MR_E_USAGE);
+  o = options("sim");
+  o.kv_type = MR_KV_F16;
+  assert_int_equal(mr_engine_estimate(&o, &info, &err[1]), MR_E_UNAVAILABLE);
+  assert_non_null(strstr(err[1].text, "f16"));
+  o = options("sim");
+  o.adapters = &adapter;
+  o.n_adapters = 1;
+  assert_int_equal(mr_engine_estimate(&o, &info, &err[2]), MR_E_UNAVAILABLE);
+  assert_non_null(strstr(err[2].text, "--lora"));
+  o = options("sim:warp7");
+  assert_int_equal(mr_engine_estimate(&o, &info, &err[3]), MR_E_UNAVAILABLE);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(as_on_the_cpu),
+      cmocka_unit_test(bits_do_not_depend_on_memory),
+      cmocka_unit_test(memory_is_planned),
+      cmocka_unit_test(refusals),
+  };
+  return cmocka_run_group_tests(tests, setup, teardown);
+}

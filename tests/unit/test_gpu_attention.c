@@ -1,0 +1,409 @@
+/* Heads and attention of kernels/gpu, on every emulated machine and in every order of threads,
+ * against plain C in double; and that no bit depends on how the work was cut. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "tests/unit/gpu_rig.h"
+
+#define PAGE MR_GPU_PAGE
+
+typedef struct scene { /* one sequence: `before` tokens in its pages, n new ones */
+  int heads, kv_heads, dim, before, n;
+  int window, chunk;
+  float softcap, size; /* size: of queries */
+  bool slopes, sinks, wide;
+  /* made of them */
+  float *q, *k, *v; /* [n, heads, dim], [before + n, kv_heads, dim] */
+  float slope[16], sink[16];
+  int32_t *table;
+  mr_gpu_attn args;
+  size_t out_bytes;
+} scene;
+
+static double rounded(const scene *s, float x) {
+  return s->wide ? x : mr_bf16_to_f32(mr_f32_to_bf16(x));
+}
+
+static size_t part_bytes(const scene *s) {
+  return (size_t)PAGE * (size_t)s->dim * (s->wide ? 4 : 2);
+}
+
+/* Pages in reverse order, with a page that nobody owns before each. */
+static uint8_t *fill_pages(const scene *s, int pages) {
+  size_t part = part_bytes(s), page = 2 * (size_t)s->kv_heads * part;
+  uint8_t *all = mr_mem_alloc(2 * (size_t)pages, page);
+  assert_non_null(all);
+  memset(all, 0xff, 2 * (size_t)pages * page); /* what is not written is NaN */
+  for (int t = 0; t < s->before + s->n; t++)
+    for (int h = 0; h < s->kv_heads; h++)
+      for (int d = 0; d < s->dim; d++) {
+        uint8_t *k = all + (size_t)s->table[t / PAGE] * page + (size_t)h * 2 * part;
+        size_t at = (size_t)(t % PAGE * s->dim + d);
+        int from = (t * s->kv_heads + h) * s->dim + d;
+        if (s->wide) {
+          ((float *)(void *)k)[at] = s->k[from];
+          ((float *)(void *)(k + part))[at] = s->v[from];
+        } else {
+          ((uint16_t *)(void *)k)[at] = mr_f32_to_bf16(s->k[from]);
+          ((uint16_t *)(void *)(k + part))[at] = mr_f32_to_bf16(s->v[from]);
+        }
+      }
+  return all;
+}
+
+static void scene_new(rig *r, scene *s) {
+  int len = s->before + s->n, pages = (len + PAGE - 1) / PAGE;
+  size_t q = (size_t)(s->n * s->heads * s->dim), kv = (size_t)(len * s->kv_heads * s->dim);
+  s->q = random_floats(q, s->size > 0 ? s->size : 1);
+  s->k = random_floats(kv, 1);
+  s->v = random_floats(kv, 1);
+  s->table = mr_mem_alloc((size_t)pages, sizeof *s->table);
+  assert_non_null(s->table);
+  for (int i = 0; i < pages; i++)
+    s->table[i] = 2 * (pages - 1 - i) + 1;
+  for (int h = 0; h < s->heads; h++) {
+    s->slope[h] = 0.01f * (float)(h + 1);
+    s->sink[h] = uniform();
+  }
+  uint8_t *all = fill_pages(s, pages);
+  size_t page = 2 * (size_t)s->kv_heads * part_bytes(s);
+  s->out_bytes = q * sizeof(float);
+  s->args = (mr_gpu_attn){.q = rig_put(r, s->q, q * sizeof(float)),
+                          .ld_q = (size_t)(s->heads * s->dim),
+                          .ld_out = (size_t)(s->heads * s->dim),
+                          .pages = rig_put(r, all, 2 * (size_t)pages * page),
+                          .page_bytes = page,
+                          .part_bytes = part_bytes(s),
+                          .table = rig_put(r, s->table, (size_t)pages * sizeof *s->table),
+                          .slopes = s->slopes ? rig_put(r, s->slope, sizeof s->slope) : NULL,
+                          .sinks = s->sinks ? rig_put(r, s->sink, sizeof s->sink) : NULL,
+                          .scale = 0.5f,
+                          .softcap = s->softcap,
+                          .reach = 60,
+                          .group = s->heads / s->kv_heads,
+                          .head_dim = s->dim,
+                          .window = s->window,
+                          .chunk = s->chunk,
+                          .splits = (len + MR_GPU_SPLIT - 1) / MR_GPU_SPLIT};
+  mr_mem_free(all);
+}
+
+static void scene_free(rig *r, scene *s) {
+  mr_mem_free(s->q);
+  mr_mem_free(s->k);
+  mr_mem_free(s->v);
+  mr_mem_free(s->table);
+  rig_free_all(r);
+}
+
+/* ------------------------------------------------------------------ plain attention */
+
+static bool sees(const scene *s, int pos, int key) {
+  return key <= pos && (!s->window || pos - key < s->window) &&
+         (!s->chunk || key / s->chunk == pos / s->chunk);
+}
+
+static double score(const scene *s, int t, int head, int key) {
+  int kv = head / (s->heads / s->kv_heads);
+  double dot = 0;
+  for (int d = 0; d < s->dim; d++)
+    dot += rounded(s, s->q[(t * s->heads + head) * s->dim + d]) *
+           rounded(s, s->k[(key * s->kv_heads + kv) * s->dim + d]);
+  dot *= 0.5;
+  if (s->softcap > 0)
+    dot = s->softcap * tanh(dot / s->softcap);
+  return s->slopes ? dot - (double)s->slope[head] * (s->before + t - key) : dot;
+}
+
+static void check_row(const rig *r, const scene *s, const float *out, int t, int head) {
+  static double p[2048];
+  int pos = s->before + t, kv = head / (s->heads / s->kv_heads);
+  double max = s->sinks ? s->sink[head] : -INFINITY, sum = 0;
+  for (int key = 0; key <= pos; key++) {
+    p[key] = sees(s, pos, key) ? score(s, t, head, key) : -INFINITY;
+    max = fmax(max, p[key]);
+  }
+  sum = s->sinks ? exp(s->sink[head] - max) : 0;
+  for (int key = 0; key <= pos; key++)
+    sum += p[key] = exp(p[key] - max);
+  for (int d = 0; d < s->dim; d++) {
+    double want = 0;
+    for (int key = 0; key <= pos; key++)
+      want += p[key] / sum * rounded(s, s->v[(key * s->kv_heads + kv) * s->dim + d]);
+    close_to(r, "attention", out[(t * s->heads + head) * s->dim + d], want, s->wide ? 1e-4 : 1e-2);
+  }
+}
+
+/* ------------------------------------------------------------------ one way to cut it */
+
+static mr_gpu_tile *cut_tiles(rig *r, const scene *s, int warps, int *n) {
+  mr_gpu_tile tiles[64];
+  int rows = s->n * (s->heads / s->kv_heads), each = 16 * warps;
+  *n = 0;
+  for (int first = 0; first < rows; first += each) {
+    assert_true(*n < 64);
+    tiles[(*n)++] = (mr_gpu_tile){
+        .pos = s->before, .first = first, .n = rows - first < each ? rows - first : each};
+  }
+  return rig_put(r, tiles, (size_t)*n * sizeof *tiles);
+}
+
+typedef struct way {
+  int warps;
+  bool parts, uni;
+} way;
+
+static void launch(rig *r, scene *s, way w, mr_gpu_attn *a, int tiles) {
+  static const mr_gpu_kernel running[2] = {MR_GPU_attn_bf16, MR_GPU_attn_wide},
+                             unified[2] = {MR_GPU_attn_uni_bf16, MR_GPU_attn_uni_wide};
+  mr_grid grid = {.blocks = {(uint32_t)tiles, (uint32_t)a->ys, w.parts ? (uint32_t)a->splits : 1},
+                  .warps = (uint32_t)w.warps,
+                  .shared = a->at.bytes};
+  rig_run(r, w.uni ? unified[s->wide] : running[s->wide], grid, a);
+  grid.blocks[2] = 1;
+  if (w.parts)
+    rig_run(r, w.uni ? MR_GPU_merge_uni : MR_GPU_merge,
+            (mr_grid){.blocks = {(uint32_t)tiles, (uint32_t)a->ys, 1}, .warps = MR_GPU_WARPS}, a);
+  a->parts = NULL;
+  if (w.uni)
+    rig_run(r, running[s->wide], grid, a);
+}
+
+/* Returns how many rows were computed again. */
+static int attend(rig *r, scene *s, way w, float *out) {
+  int tiles, redone = 0;
+  mr_gpu_attn a = s->args;
+  int32_t redo[4096];
+  a.warps = w.warps;
+  a.tiles = cut_tiles(r, s, w.warps, &tiles);
+  if (!mr_gpu_attn_fit(&a, s->wide, r->dev->shared_bytes))
+    return -1;
+  a.ys = s->kv_heads * a.chunks;
+  a.out = rig_new(r, s->out_bytes);
+  size_t rows = (size_t)(tiles * a.ys * 16 * w.warps);
+  assert_true(rows <= sizeof redo / sizeof *redo);
+  if (w.uni)
+    a.redo = rig_new(r, rows * sizeof *redo);
+  if (w.parts)
+    a.parts = rig_new(r, rows * (size_t)a.splits * (size_t)(a.at.values + 2) * sizeof(float));
+  launch(r, s, w, &a, tiles);
+  rig_get(r, out, a.out, s->out_bytes);
+  if (w.uni)
+    rig_get(r, redo, a.redo, rows * sizeof *redo);
+  for (size_t i = 0; w.uni && i < rows; i++) /* rows that are none may say anything */
+    redone += (int)(i % (size_t)(16 * w.warps)) < s->n * s->args.group && redo[i] == 1;
+  return redone;
+}
+
+/* All ways give the same bits in one form, and what is right. */
+static int check_scene(rig *r, scene s) {
+  static const way ways[] = {{1, false, false}, {1, true, false}, {4, false, false},
+                             {4, true, false},  {1, false, true}, {1, true, true},
+                             {4, false, true}};
+  int redone = 0;
+  scene_new(r, &s);
+  float *first[2] = {NULL, NULL};
+  for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+    float *out = mr_mem_alloc(s.out_bytes, 1);
+    assert_non_null(out);
+    int n = attend(r, &s, ways[i], out);
+    redone = n > redone ? n : redone;
+    float **like = &first[ways[i].uni];
+    if (n >= 0 && *like && memcmp(out, *like, s.out_bytes))
+      fail_msg("%s: %d heads of %d: bits depend on way %zu", r->dev->arch, s.heads, s.dim, i);
+    for (int t = 0; n >= 0 && !*like && t < s.n; t++)
+      for (int h = 0; h < s.heads; h++)
+        check_row(r, &s, out, t, h);
+    if (n >= 0 && !*like)
+      *like = out;
+    else
+      mr_mem_free(out);
+  }
+  mr_mem_free(first[0]);
+  mr_mem_free(first[1]);
+  scene_free(r, &s);
+  return redone;
+}
+
+/* ------------------------------------------------------------------ tests */
+
+static void scenes(rig *r) {
+  static const scene all[] = {
+      {.heads = 2, .kv_heads = 1, .dim = 16, .before = 0, .n = 1},
+      {.heads = 3, .kv_heads = 1, .dim = 64, .before = 290, .n = 1},
+      {.heads = 4, .kv_heads = 2, .dim = 32, .before = 250, .n = 21, .sinks = true},
+      {.heads = 2, .kv_heads = 2, .dim = 20, .before = 40, .n = 3, .softcap = 5},
+      {.heads = 2, .kv_heads = 1, .dim = 144, .before = 5, .n = 2},
+      {.heads = 2, .kv_heads = 1, .dim = 24, .before = 300, .n = 40, .window = 45},
+      {.heads = 2, .kv_heads = 1, .dim = 16, .before = 50, .n = 33, .chunk = 24, .slopes = true},
+  };
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    for (int wide = 0; wide < 2; wide++) {
+      scene s = all[i];
+      s.wide = wide;
+      check_scene(r, s);
+    }
+}
+
+static void attention_is_right(void **state) {
+  (void)state;
+  on_every_machine(scenes);
+}
+
+/* Scores far from phi: the unified form gives them up, and the running form gets them right. */
+static void far_scores(rig *r) {
+  scene s = {.heads = 2, .kv_heads = 1, .dim = 32, .before = 270, .n = 2, .size = 60};
+  assert_true(check_scene(r, s) > 0);
+}
+
+static void far_scores_are_computed_again(void **state) {
+  (void)state;
+  on_every_machine(far_scores);
+}
+
+/* ------------------------------------------------------------------ heads */
+
+typedef struct plain_head {
+  bool layer, late, each, interleaved;
+  int n_rot, first, k_dims;
+  float clip;
+} plain_head;
+
+static void plain_norm_head(double *x, const float *w, int n, bool layer) {
+  double mean = 0, var = 0;
+  for (int i = 0; i < n && layer; i++)
+    mean += x[i] / n;
+  for (int i = 0; i < n; i++)
+    var += (x[i] - mean) * (x[i] - mean) / n;
+  for (int i = 0; i < n; i++)
+    x[i] = (x[i] - mean) / sqrt(var + 1e-5) * w[i];
+}
+
+static void plain_ready(double *x, const float *w, int n, const float *rope, const plain_head *p) {
+  int half = p->n_rot / 2;
+  if (!p->late)
+    plain_norm_head(x, w, n, p->layer);
+  for (int i = 0; i < half; i++) {
+    double *a = x + p->first + (p->interleaved ? 2 * i : i);
+    double *b = p->interleaved ? a + 1 : a + half, u = *a, v = *b;
+    *a = u * rope[i] - v * rope[half + i];
+    *b = u * rope[half + i] + v * rope[i];
+  }
+  if (p->late)
+    plain_norm_head(x, w, n, p->layer);
+}
+
+enum { TOKENS = 2, QH = 3, KH = 2, DIM = 24 };
+
+/* in: q, k, v, norms, rope. */
+static void check_ready(const rig *r, const plain_head *p, bool wide, const float *const *in,
+                        const int32_t *pos, const int32_t *page, const float *got_q,
+                        const uint8_t *pages) {
+  const float *q = in[0], *k = in[1], *v = in[2], *w = in[3], *rope = in[4];
+  size_t part = (size_t)PAGE * DIM * (wide ? 4 : 2);
+  for (int t = 0; t < TOKENS; t++)
+    for (int h = 0; h < QH + KH; h++) {
+      bool query = h < QH;
+      int n = query || !p->k_dims ? DIM : p->k_dims, head = query ? h : h - QH;
+      const float *from = query ? q + (t * QH + head) * DIM : k + (t * KH + head) * DIM;
+      const float *norm = (query ? w : w + QH * DIM) + (p->each ? head * n : 0);
+      double x[DIM];
+      for (int d = 0; d < DIM; d++)
+        x[d] = p->clip > 0 ? fmax(-p->clip, fmin(from[d], p->clip)) : (double)from[d];
+      plain_ready(x, norm, n, rope + t * p->n_rot, p);
+      for (int d = 0; d < DIM; d++) {
+        if (query) {
+          close_to(r, "a query", got_q[(t * QH + head) * DIM + d], x[d], 1e-4);
+          continue;
+        }
+        const uint8_t *at = pages + (size_t)(page[t] * KH + head) * 2 * part;
+        size_t slot = (size_t)(pos[t] % PAGE * DIM + d);
+        const float *f = (const float *)(const void *)at;
+        const uint16_t *b = (const uint16_t *)(const void *)at;
+        double value = v[(t * KH + head) * DIM + d];
+        value = p->clip > 0 ? fmax(-p->clip, fmin(value, p->clip)) : value;
+        close_to(r, "a key", wide ? f[slot] : mr_bf16_to_f32(b[slot]), x[d], wide ? 1e-4 : 2e-2);
+        slot += part / (wide ? 4 : 2);
+        close_to(r, "a value", wide ? f[slot] : mr_bf16_to_f32(b[slot]), value, 2e-2);
+      }
+    }
+}
+
+static void check_heads(rig *r, plain_head p, bool wide) {
+  static const int32_t pos[TOKENS] = {37, 38}, page[TOKENS] = {2, 1};
+  float *q = random_floats(TOKENS * QH * DIM, 2), *k = random_floats(TOKENS * KH * DIM, 2);
+  float *v = random_floats(TOKENS * KH * DIM, 2), *w = random_floats((QH + KH) * DIM, 1);
+  float *rope = random_floats((size_t)TOKENS * (size_t)(p.n_rot + 1), 1);
+  size_t part = (size_t)PAGE * DIM * (wide ? 4 : 2), bytes = 3 * KH * 2 * part;
+  static float got_q[TOKENS * QH * DIM];
+  uint8_t *pages = mr_mem_alloc(bytes, 1);
+  assert_non_null(pages);
+  mr_gpu_heads a = {.q = rig_put(r, q, sizeof got_q),
+                    .k = rig_put(r, k, TOKENS * KH * DIM * sizeof *k),
+                    .v = rig_put(r, v, TOKENS * KH * DIM * sizeof *v),
+                    .ld_q = QH * DIM,
+                    .ld_k = KH * DIM,
+                    .ld_v = KH * DIM,
+                    .q_norm = rig_put(r, w, QH * DIM * sizeof *w),
+                    .k_norm = rig_put(r, w + QH * DIM, KH * DIM * sizeof *w),
+                    .rope = rig_put(r, rope, (size_t)TOKENS * (size_t)p.n_rot * sizeof *rope),
+                    .pos = rig_put(r, pos, sizeof pos),
+                    .page = rig_put(r, page, sizeof page),
+                    .pages = rig_new(r, bytes),
+                    .page_bytes = KH * 2 * part,
+                    .part_bytes = part,
+                    .eps = 1e-5f,
+                    .clip = p.clip,
+                    .n_heads = QH,
+                    .n_kv_heads = KH,
+                    .head_dim = DIM,
+                    .k_dims = p.k_dims ? p.k_dims : DIM,
+                    .norm = p.layer ? MR_GPU_NORM_LAYER : MR_GPU_NORM_RMS,
+                    .each = p.each,
+                    .late = p.late,
+                    .n_rot = p.n_rot,
+                    .rope_first = p.first,
+                    .interleaved = p.interleaved,
+                    .wide = wide};
+  mr_grid grid = {.blocks = {TOKENS, (QH + KH + MR_GPU_WARPS - 1) / MR_GPU_WARPS, 1},
+                  .warps = MR_GPU_WARPS,
+                  .shared = MR_GPU_WARPS * DIM * sizeof(float)};
+  rig_run(r, MR_GPU_heads, grid, &a);
+  rig_get(r, got_q, a.q, sizeof got_q);
+  rig_get(r, pages, a.pages, bytes);
+  const float *in[] = {q, k, v, w, rope};
+  check_ready(r, &p, wide, in, pos, page, got_q, pages);
+  float *mine[] = {q, k, v, w, rope};
+  for (size_t i = 0; i < sizeof mine / sizeof *mine; i++)
+    mr_mem_free(mine[i]);
+  mr_mem_free(pages);
+  rig_free_all(r);
+}
+
+static void heads(rig *r) {
+  static const plain_head kinds[] = {{.n_rot = 24},
+                                     {.n_rot = 8, .first = 4, .interleaved = true},
+                                     {.n_rot = 16, .late = true, .each = true},
+                                     {.layer = true, .each = true, .clip = 1},
+                                     {.n_rot = 24, .k_dims = 16}};
+  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+    for (int wide = 0; wide < 2; wide++)
+      check_heads(r, kinds[i], wide);
+}
+
+static void heads_are_right(void **state) {
+  (void)state;
+  on_every_machine(heads);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(heads_are_right),
+      cmocka_unit_test(attention_is_right),
+      cmocka_unit_test(far_scores_are_computed_again),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
