@@ -1,4 +1,5 @@
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -78,6 +79,7 @@ static int may_write(volatile unsigned char *p, size_t at) {
   int status;
   pid_t child = fork();
   if (child == 0) {
+    signal(SIGSEGV, SIG_DFL); /* cmocka would go on with the next test */
     p[at] = 1;
     _exit(0);
   }
