@@ -13,6 +13,13 @@ static int os_open(const char *path, int flags, mode_t mode) {
   return open(path, flags | O_CLOEXEC, mode);
 }
 
+static void os_unload(const void *p, size_t len) {
+  uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)p;
+  uintptr_t from = (at + page - 1) / page * page, to = (at + len) / page * page;
+  if (from < to)
+    madvise((void *)from, to - from, MADV_DONTNEED);
+}
+
 static void *os_mmap(size_t len, int fd, off_t at) {
   return mmap(NULL, len, PROT_READ, MAP_PRIVATE, fd, at);
 }
@@ -83,6 +90,7 @@ const mr_sys mr_sys_os = {
     .flock = flock,
     .mmap = os_mmap,
     .munmap = munmap,
+    .unload = os_unload,
     .await = os_await,
     .clock_ns = os_clock_ns,
     .wall_s = os_wall_s,

@@ -32,6 +32,9 @@ typedef struct mr_sys {
   int (*flock)(int fd, int operation);
   void *(*mmap)(size_t len, int fd, off_t at); /* private, read only; MAP_FAILED on failure */
   int (*munmap)(void *p, size_t len);
+  /* The pages that lie wholly in this part of a mapping need not stay in memory; they are read
+   * again when they are touched. */
+  void (*unload)(const void *p, size_t len);
   int (*await)(int fd); /* 0: there is something to read, or the end; -1 with EINTR: mr_sys_wake */
   int64_t (*clock_ns)(void); /* monotonic */
   int64_t (*wall_s)(void);   /* seconds since 1970 */

@@ -1,11 +1,14 @@
 /* dispatch.c: which tables this CPU runs; sizes that do not depend on the table. See kernels.h. */
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/kernels.h"
 
-enum { REF, AVX2, AVX512, TABLES };
+enum { REF, AVX2, AVXVNNI, AVX512, TABLES };
 
 static mr_kernels tables[TABLES];
 static const char *names[TABLES + 1];
@@ -16,6 +19,11 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static int has_avx2(void) {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
          __builtin_cpu_supports("bmi2");
+}
+
+static int has_avxvnni(void) {
+  unsigned a, b, c, d;
+  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1) != 0;
 }
 
 static int has_avx512(void) {
@@ -35,6 +43,10 @@ static void fill(void) {
   if (has_avx2()) {
     mr_k_fill_avx2(&tables[AVX2]);
     names[n++] = tables[AVX2].name;
+  }
+  if (has_avxvnni()) {
+    mr_k_fill_avxvnni(&tables[AVXVNNI]);
+    names[n++] = tables[AVXVNNI].name;
   }
   if (has_avx512()) {
     mr_k_fill_avx512(&tables[AVX512]);

@@ -1,6 +1,7 @@
 /* kernels.h: the contract of the CPU arithmetic: a table of operations.
  *
- *     const mr_kernels *k = mr_kernels_best();       by cpuid, or MILLRACE_ISA=ref|avx2|avx512
+ *     const mr_kernels *k = mr_kernels_best();     by cpuid, or what MILLRACE_ISA names: ref,
+ *                                                  avx2, avxvnni, avx512
  *
  * The table starts as the plain-C reference in every slot (kernels/ref); an instruction set is a
  * folder with one fill function that replaces the slots it does better, and its block sizes.
@@ -120,7 +121,7 @@ typedef enum mr_act {
 } mr_act;
 
 typedef struct mr_kernels {
-  const char *name;   /* "ref", "avx2", "avx512" */
+  const char *name;   /* "ref", "avx2", "avxvnni", "avx512" */
   mr_kv_type kv_type; /* the 16-bit type that attention reads fastest */
 
   mr_gemm_ops gemm[MR_SCHEMES];
@@ -180,6 +181,7 @@ const char *const *mr_kernels_names(void);
 
 /* The fill functions of the instruction sets (kernels/avx2, kernels/avx512). */
 void mr_k_fill_avx2(mr_kernels *k);
+void mr_k_fill_avxvnni(mr_kernels *k); /* AVX2 with AVX-VNNI's int8 GEMM: the same bits */
 void mr_k_fill_avx512(mr_kernels *k);
 
 /* Says how fast results are made (packing, grouping, order); changes whenever their bits may. */

@@ -25,12 +25,21 @@ static double maddubs(long loops) {
     __asm__ volatile("vpxor %%xmm14, %%xmm14, %%xmm14\n\t" TWELVE(MADD)::: CLOBBERS);
   return (double)loops * 12 * 64;
 }
+
+static double avx_vnni(long loops) {
+#define DOT_Y(n) "%{vex%} vpdpbusd %%ymm14, %%ymm15, %%ymm" #n "\n\t"
+  for (long i = 0; i < loops; i++)
+    __asm__ volatile("vpxor %%xmm14, %%xmm14, %%xmm14\n\t" TWELVE(DOT_Y)::: CLOBBERS);
+  return (double)loops * 12 * 64;
+}
 #endif
 
 double mr_peak_int8(const mr_kernels *k, long loops) {
 #if defined(__x86_64__)
   if (strcmp(k->name, "avx512") == 0)
     return vnni(loops);
+  if (strcmp(k->name, "avxvnni") == 0)
+    return avx_vnni(loops);
   if (strcmp(k->name, "avx2") == 0)
     return maddubs(loops);
 #endif

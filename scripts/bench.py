@@ -7,7 +7,7 @@ A share is the arithmetic of the weights over the int8 peak of the registers, wh
 each run because a machine's speed drifts. The whole job is $MR_DATA/sets/offline-256.jsonl where that is
 there, else examples/questions.jsonl; every row runs to its limit of tokens, for all programs alike.
 BENCH_ROWS=N takes only the first N rows. Peers are run where `make bench-peers` has put them."""
-import json, os, pathlib, subprocess, sys, tempfile, time
+import json, os, pathlib, resource, subprocess, sys, tempfile, time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PEERS = ROOT / "build" / "peers" / "bin" / "python"
@@ -51,24 +51,44 @@ def job_rows():
     return path.name, out
 
 
+def cpu_seconds():
+    """Of all programs run so far: what others on the machine take does not count."""
+    u = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return u.ru_utime + u.ru_stime
+
+
 def whole_job(binary, model, rows, tmp):
-    """Seconds from start to end, without loading, and output tokens."""
+    """Seconds from start to end, without loading, of CPU, and output tokens."""
     src, out = tmp / "job.jsonl", tmp / "out.jsonl"
     src.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
-    start = time.monotonic()
+    start, cpu = time.monotonic(), cpu_seconds()
     run(binary, "run", src, "-m", model, "-o", out, "--progress", "none")
-    wall = time.monotonic() - start
+    wall, cpu = time.monotonic() - start, cpu_seconds() - cpu
     report = json.loads((tmp / "out.report.json").read_text())
     for f in tmp.glob("out*"):
         f.unlink()
-    return wall, wall - report["seconds"]["load"], report["output_tokens"]
+    return wall, wall - report["seconds"]["load"], cpu, report["output_tokens"]
 
 
 def peer(name, model, rows, tmp):
     src = tmp / "job.jsonl"
     src.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    cpu = cpu_seconds()
     p = subprocess.run([PEERS, ROOT / "scripts" / "bench_peer.py", name, model, src, str(THREADS)], capture_output=True, text=True)
-    return json.loads(p.stdout.strip().splitlines()[-1]) if p.returncode == 0 and p.stdout.strip() else None
+    if p.returncode or not p.stdout.strip():
+        return None
+    r = json.loads(p.stdout.strip().splitlines()[-1])
+    return r["load_s"] + r["run_s"], r["run_s"], cpu_seconds() - cpu, r["output_tokens"]
+
+
+def job_line(name, runs, ours):
+    """The median of runs by the time without loading, beside ours."""
+    runs = sorted((r for r in runs if r), key=lambda r: r[1])
+    if not runs:
+        return (name, "did not run", "", "", "", "", "")
+    wall, busy, cpu, n = runs[len(runs) // 2]
+    return (name, f"{wall:.1f}", f"{busy:.1f}", f"{cpu:.1f}", f"{n / busy:.0f}",
+            f"{ours[3] / ours[1] / (n / busy):.2f}", f"{ours[3] / ours[2] / (n / cpu):.2f}")
 
 
 def jobs(binary, model, rounds=3):
@@ -76,20 +96,15 @@ def jobs(binary, model, rounds=3):
     ours, theirs = [], {}
     peers = [p for p in ("openvino", "llama") if PEERS.exists()]
     with tempfile.TemporaryDirectory() as t:
-        for _ in range(rounds if peers else 1):                # in turn, so that all meet the same machine
+        for _ in range(rounds if peers else 1):  # in turn, so that all meet the same machine
             ours.append(whole_job(binary, model, rows, pathlib.Path(t)))
             for p in peers:
                 theirs.setdefault(p, []).append(peer(p, model, rows, pathlib.Path(t)))
-    wall, busy, tokens = sorted(ours)[len(ours) // 2]
-    out = [("millrace", f"{wall:.1f}", f"{busy:.1f}", f"{tokens / busy:.0f}", "1.00")]
-    for p, all_runs in theirs.items():
-        runs = sorted((r["load_s"] + r["run_s"], r["run_s"], r["output_tokens"]) for r in all_runs if r)
-        if not runs:
-            out.append((p, "did not run", "", "", ""))
-            continue
-        w, b, n = runs[len(runs) // 2]
-        out.append((p, f"{w:.1f}", f"{b:.1f}", f"{n / b:.0f}", f"{(tokens / busy) / (n / b):.2f}"))
-    table((f"{name}, {len(rows)} rows, median of {len(ours)}", "s", "s without loading", "output tok/s", "millrace is faster by"), out)
+    middle = sorted(ours, key=lambda r: r[1])[len(ours) // 2]
+    out = [job_line("millrace", ours, middle)] + [job_line(p, r, middle) for p, r in theirs.items()]
+    head = (f"{name}, {len(rows)} rows, median of {len(ours)}", "s", "s without loading", "CPU s", "output tok/s",
+            "millrace is faster by", "by CPU time")
+    table(head, out)
 
 
 def main():

@@ -10,7 +10,8 @@
  * interleaved rope, the others for halves). */
 /* clang-format off */
 static const mr_arch archs[] = {
-    {.name = "llama", .hf = "llama mistral mixtral ministral minicpm seed_oss cwm",
+    {.name = "llama", .hf = "llama mistral mixtral ministral minicpm seed_oss cwm internlm3 "
+           "iquestcoder",
      .rope = MR_ROPE_INTERLEAVED, .gated = true, .pre_norms = true,
      .window_pattern = 1, .rope_base = 1e4f, .renorm = true},
     {.name = "qwen2", .hf = "qwen2",
@@ -35,7 +36,7 @@ static const mr_arch archs[] = {
      .norm = MR_NORM_LAYER, .norm_bias = true, .rope = MR_ROPE_NEOX,
      .act = MR_ACT_GELU_TANH, .qkv_bias = true, .out_bias = true, .mlp_bias = true,
      .pre_norms = true, .parallel = true, .fused_qkv = true, .rope_base = 1e4f},
-    {.name = "phi3", .hf = "phi3",
+    {.name = "phi3", .hf = "phi3", .partial = 1,
      .rope = MR_ROPE_NEOX, .gated = true, .pre_norms = true, .fused_qkv = true,
      .fused_gate_up = true, .window_pattern = 1, .rope_base = 1e4f},
     {.name = "falcon", .hf = "falcon",
@@ -82,16 +83,20 @@ static const mr_arch archs[] = {
      .rope_base = 1e4f},
     {.name = "internlm2", .rope = MR_ROPE_INTERLEAVED, .gated = true, .pre_norms = true,
      .rope_base = 1e4f},
+    {.name = "ministral3", .hf = "ministral3", .hf_only = true, .rope = MR_ROPE_NEOX,
+     .gated = true, .pre_norms = true, .window_pattern = 1, .rope_base = 1e6f},
     {.name = "xverse", .rope = MR_ROPE_INTERLEAVED, .gated = true, .pre_norms = true,
      .rope_base = 1e4f},
     {.name = "ernie4_5", .hf = "ernie4_5", .hf_interleaved = true,
      .rope = MR_ROPE_INTERLEAVED, .gated = true, .pre_norms = true,
      .rope_base = 1e4f},
-    {.name = "exaone", .rope = MR_ROPE_NEOX, .gated = true, .pre_norms = true, .rope_base = 1e4f},
+    {.name = "exaone", .hf = "exaone", .rope = MR_ROPE_NEOX, .gated = true, .pre_norms = true,
+     .rope_base = 1e4f},
     /* mixtures of experts */
     {.name = "qwen2moe", .hf = "qwen2_moe", .rope = MR_ROPE_NEOX, .gated = true, .qkv_bias = true,
      .pre_norms = true, .rope_base = 1e4f},
-    {.name = "qwen3moe", .hf = "qwen3_moe", .rope = MR_ROPE_NEOX, .gated = true, .qk_norm = true,
+    {.name = "qwen3moe", .hf = "qwen3_moe mellum", .rope = MR_ROPE_NEOX, .gated = true,
+     .qk_norm = true,
      .pre_norms = true, .rope_base = 1e6f, .renorm = true},
     {.name = "olmoe", .hf = "olmoe", .rope = MR_ROPE_NEOX, .gated = true, .qk_norm = true,
      .qk_norm_full = true, .pre_norms = true, .rope_base = 1e4f},
@@ -111,15 +116,31 @@ static const mr_arch archs[] = {
      .route_input = true, .experts_columns = true},
     {.name = "deepseek2", .hf = "deepseek_v2", .hf_only = true, .rope = MR_ROPE_INTERLEAVED,
      .hf_interleaved = true, .gated = true, .pre_norms = true, .rope_base = 1e4f, .mla = true},
-    {.name = "deepseek3", .hf = "deepseek_v3", .hf_only = true, .rope = MR_ROPE_INTERLEAVED,
+    {.name = "deepseek3", .hf = "deepseek_v3 glm4_moe_lite sarvam_mla youtu", .hf_only = true,
+     .rope = MR_ROPE_INTERLEAVED,
      .hf_interleaved = true, .gated = true, .pre_norms = true, .rope_base = 1e4f, .mla = true,
      .scoring = MR_SCORE_SIGMOID, .renorm = true},
-    {.name = "minimax-m2", .hf = "minimax_m2", .hf_only = true, .rope = MR_ROPE_NEOX,
+    {.name = "minimax-m2", .hf = "minimax_m2", .hf_only = true, .partial = 1, .rope = MR_ROPE_NEOX,
      .gated = true, .qk_norm = true, .qk_norm_full = true, .pre_norms = true, .rope_base = 1e6f,
      .scoring = MR_SCORE_SIGMOID, .renorm = true},
     {.name = "glm4moe", .hf = "glm4_moe", .hf_only = true, .rope = MR_ROPE_NEOX, .gated = true,
      .qk_norm = true, .pre_norms = true, .partial = 0.5f, .rope_base = 1e4f,
      .scoring = MR_SCORE_SIGMOID, .renorm = true},
+    {.name = "solar-open", .hf = "solar_open", .hf_only = true, .partial = 1, .rope = MR_ROPE_NEOX,
+     .gated = true, .pre_norms = true, .rope_base = 1e6f, .scoring = MR_SCORE_SIGMOID,
+     .renorm = true},
+    {.name = "sarvam-moe", .hf = "sarvam_moe", .hf_only = true, .partial = 1, .rope = MR_ROPE_NEOX,
+     .gated = true, .qk_norm = true, .pre_norms = true, .fused_qkv = true, .rope_base = 8e6f,
+     .scoring = MR_SCORE_SIGMOID, .renorm = true},
+    {.name = "hy-v3", .hf = "hy_v3", .hf_only = true, .rope = MR_ROPE_NEOX, .gated = true,
+     .qk_norm = true, .pre_norms = true, .rope_base = 1e4f, .scoring = MR_SCORE_SIGMOID,
+     .renorm = true},
+    {.name = "exaone-moe", .hf = "exaone_moe", .hf_only = true, .rope = MR_ROPE_NEOX,
+     .gated = true, .qk_norm = true, .pre_norms = true, .window_pattern = 4, .nope_global = true,
+     .rope_base = 1e6f, .scoring = MR_SCORE_SIGMOID, .renorm = true},
+    {.name = "flint", .hf = "flint", .hf_only = true, .rope = MR_ROPE_NEOX, .gated = true,
+     .qk_norm = true, .pre_norms = true, .sinks = true, .window_pattern = 4, .nope_global = true,
+     .rope_base = 1e4f, .scoring = MR_SCORE_SIGMOID, .renorm = true},
     {.name = "dots1", .hf = "dots1", .hf_only = true, .rope = MR_ROPE_NEOX, .gated = true,
      .qk_norm = true, .pre_norms = true, .rope_base = 1e4f, .scoring = MR_SCORE_SIGMOID,
      .renorm = true},
@@ -166,6 +187,17 @@ static const mr_arch archs[] = {
      .post_norms = true, .fused_gate_up = true, .partial = 0.5f, .rope_base = 1e4f},
     {.name = "hunyuan-dense", .hf = "hunyuan_v1_dense", .hf_only = true, .rope = MR_ROPE_NEOX,
      .gated = true, .qk_norm = true, .qk_norm_late = true, .pre_norms = true, .rope_base = 1e4f},
+    {.name = "jais2", .hf = "jais2", .hf_only = true, .norm = MR_NORM_LAYER, .norm_bias = true,
+     .rope = MR_ROPE_NEOX, .act = MR_ACT_RELU2, .pre_norms = true, .rope_base = 1e4f},
+    {.name = "persimmon", .hf = "persimmon", .hf_only = true, .norm = MR_NORM_LAYER,
+     .norm_bias = true, .rope = MR_ROPE_NEOX, .act = MR_ACT_RELU2, .qk_norm = true,
+     .qk_norm_layer = true, .pre_norms = true, .fused_qkv = true, .hf_qkv = MR_QKV_GROUPED,
+     .partial = 0.5f, .rope_base = 25000},
+    {.name = "hyperclovax", .hf = "hyperclovax", .hf_only = true, .multiplies_logits = true,
+     .rope = MR_ROPE_NEOX,
+     .gated = true, .pre_norms = true, .rope_base = 1e4f},
+    {.name = "minicpm3", .hf = "minicpm3", .hf_only = true, .rope = MR_ROPE_NEOX, .gated = true,
+     .pre_norms = true, .rope_base = 1e4f, .mla = true},
     {.name = "olmo", .hf = "olmo", .hf_only = true, .norm = MR_NORM_LAYER, .norm_bare = true,
      .rope = MR_ROPE_NEOX, .gated = true, .pre_norms = true, .rope_base = 1e4f},
     {.name = "smollm3", .hf = "smollm3", .hf_only = true, .rope = MR_ROPE_NEOX, .gated = true,
@@ -219,11 +251,11 @@ const mr_arch *mr_arch_find_hf(const char *model_type) {
 
 /* The names of directories are written out one by one; the nearest is then a word of the table. */
 static const char *nearest_hf(const char *name) {
-  char words[2 * N_ARCHS][32];
-  const char *names[2 * N_ARCHS];
+  char words[3 * N_ARCHS][32];
+  const char *names[3 * N_ARCHS];
   size_t n = 0;
   for (size_t i = 0; i < N_ARCHS; i++)
-    for (const char *at = archs[i].hf; at && *at && n < 2 * N_ARCHS;) {
+    for (const char *at = archs[i].hf; at && *at && n < 3 * N_ARCHS;) {
       size_t len = strcspn(at, " ");
       snprintf(words[n], sizeof words[n], "%.*s", (int)len, at);
       names[n] = words[n];

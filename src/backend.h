@@ -77,16 +77,17 @@ typedef struct mr_linear {
 
 typedef struct mr_attend { /* of one layer */
   int layer;
-  mr_buf *q;                    /* [rows, n_heads*head_dim]; normed and rotated in place */
-  mr_buf *k, *v;                /* [rows, n_kv_heads*head_dim]; k as q */
-  mr_buf *out;                  /* [rows, n_heads*head_dim], not q */
-  const float *q_norm, *k_norm; /* [head_dim], RMS norm of each head before rope, or NULL */
-  bool norm_full;               /* ... [cols], of all heads at once */
-  bool norm_each;               /* ... [cols], but each head is normed by itself */
-  bool norm_layer;              /* ... layer norm */
-  bool norm_late;               /* ... after rope */
-  bool norm_bare;               /* ... without weights */
-  int k_norm_dims;              /* only so many first values of k are normed; 0: all */
+  mr_buf *q;                        /* [rows, n_heads*head_dim]; normed and rotated in place */
+  mr_buf *k, *v;                    /* [rows, n_kv_heads*head_dim]; k as q */
+  mr_buf *out;                      /* [rows, n_heads*head_dim], not q */
+  const float *q_norm, *k_norm;     /* [head_dim], RMS norm of each head before rope, or NULL */
+  const float *q_norm_b, *k_norm_b; /* ... of layer norms; or NULL */
+  bool norm_full;                   /* ... [cols], of all heads at once */
+  bool norm_each;                   /* ... [cols], but each head is normed by itself */
+  bool norm_layer;                  /* ... layer norm */
+  bool norm_late;                   /* ... after rope */
+  bool norm_bare;                   /* ... without weights */
+  int k_norm_dims;                  /* only so many first values of k are normed; 0: all */
   bool no_rope;
   bool local;          /* the rope of windowed layers */
   int window;          /* 0: none */

@@ -72,39 +72,41 @@ static void clip(float *x, float limit, int n) {
 }
 
 /* One head, number `head` of q or of k; n: how many values of it are normed. */
-static void norm_head(const job *j, float *x, const float *norm, int head, int n) {
+static void norm_head(const job *j, float *x, const float *norm, const float *bias, int head,
+                      int n) {
   const mr_config *cfg = &j->c->m->c;
   if ((!norm && !j->op->norm_bare) || j->op->norm_full)
     return;
-  const float *w = norm && j->op->norm_each ? norm + (size_t)head * (size_t)n : norm;
+  size_t at = j->op->norm_each ? (size_t)head * (size_t)n : 0;
+  const float *w = norm ? norm + at : NULL;
   if (j->op->norm_layer)
-    j->c->k->layernorm(x, x, w, NULL, n, cfg->eps);
+    j->c->k->layernorm(x, x, w, bias ? bias + at : NULL, n, cfg->eps);
   else
     j->c->k->rmsnorm(x, x, w, n, cfg->eps);
 }
 
-static void norm_rope(const job *j, float *x, const float *norm, int head, int n, int pos,
-                      const mr_rope_table *rope) {
+static void norm_rope(const job *j, float *x, const float *norm, const float *bias, int head, int n,
+                      int pos, const mr_rope_table *rope) {
   const mr_config *cfg = &j->c->m->c;
   if (cfg->clip_qkv > 0)
     clip(x, cfg->clip_qkv, cfg->head_dim);
   if (!j->op->norm_late)
-    norm_head(j, x, norm, head, n);
+    norm_head(j, x, norm, bias, head, n);
   if (rope->n_rot && !j->op->no_rope)
     j->c->k->rope(x + cfg->rope_first, mr_rope_row(rope, pos), rope->n_rot,
                   cfg->arch.rope == MR_ROPE_INTERLEAVED);
   if (j->op->norm_late)
-    norm_head(j, x, norm, head, n);
+    norm_head(j, x, norm, bias, head, n);
   if (j->rotates)
     j->c->k->rotate(x, cfg->head_dim);
 }
 
-/* Queries of layers without rope grow with the position (llama4). */
+/* Queries of layers without rope grow with the position (llama4), or those of all (ministral3). */
 static void temper(const job *j, float *q, int pos) {
   const mr_config *cfg = &j->c->m->c;
-  if (!j->op->no_rope || cfg->temper_scale == 0)
+  if (cfg->temper_scale == 0 || (!j->op->no_rope && !cfg->temper_all))
     return;
-  double steps = floor((pos + 1.0) / cfg->temper_floor);
+  double steps = floor((pos + (cfg->temper_all ? 0.0 : 1.0)) / cfg->temper_floor);
   j->c->k->scale(q, (float)(log1p(steps) * cfg->temper_scale + 1), cfg->head_dim);
 }
 
@@ -132,10 +134,10 @@ static void prepare(const job *j, const mr_tile *t, int head) {
     float *q = mr_cpu_row(op->q, t->row + i) + (size_t)head * (size_t)group * dim;
     for (int g = 0; g < group; g++) {
       float *one = q + (size_t)g * dim;
-      norm_rope(j, one, op->q_norm, head * group + g, (int)dim, t->pos + i, rope);
+      norm_rope(j, one, op->q_norm, op->q_norm_b, head * group + g, (int)dim, t->pos + i, rope);
       temper(j, one, t->pos + i);
     }
-    norm_rope(j, key(j, t, head, i), op->k_norm, head, k_dims, t->pos + i, rope);
+    norm_rope(j, key(j, t, head, i), op->k_norm, op->k_norm_b, head, k_dims, t->pos + i, rope);
     if (j->c->m->c.clip_qkv > 0)
       clip(value(j, t, head, i), j->c->m->c.clip_qkv, (int)dim);
   }

@@ -394,8 +394,22 @@ static mr_code take_memory(mr_gpu *g, mr_err *err) {
   return MR_OK;
 }
 
+/* What only the CPU's operations know yet: leaving it out would give wrong results. */
+static mr_code check_parts(const mr_model *m, mr_err *err) {
+  const char *what = m->lora ? "adapters" : m->c.temper_all ? "queries that grow" : NULL;
+  for (int i = 0; i < m->c.n_layers && !what; i++)
+    if (m->layers[i].q_norm_b || m->layers[i].k_norm_b)
+      what = "biases of the norms of queries and keys";
+  return what ? mr_err_set(err, MR_E_UNAVAILABLE, "%s cannot run on a GPU yet; use --device cpu",
+                           what)
+              : MR_OK;
+}
+
 mr_code mr_backend_gpu_open(mr_backend **out, const mr_model *m, mr_device *dev, mr_kv *kv,
                             mr_gpu_scheme scheme, int max_tokens, int max_logits, mr_err *err) {
+  mr_code refused = check_parts(m, err);
+  if (refused)
+    return refused;
   mr_gpu *g = mr_mem_alloc(1, sizeof *g);
   if (!g)
     return mr_err_set(err, MR_E_NOMEM, "out of memory for the step");

@@ -122,9 +122,13 @@ static void read_scaling(mr_config *c, reader *r) {
     c->rope_scaling = factor ? MR_SCALING_LINEAR : MR_SCALING_NONE;
   else if (strcmp(shown, "yarn") == 0)
     c->rope_scaling = MR_SCALING_YARN;
+  else if (strcmp(shown, "longrope") == 0)
+    c->rope_scaling = MR_SCALING_LONGROPE; /* its factors are tensors */
   else if (strcmp(shown, "none"))
-    FAIL(r, "key %s.rope.scaling.type is \"%s\", which is not supported (none, linear, yarn)",
-         r->arch, shown);
+    FAIL(
+        r,
+        "key %s.rope.scaling.type is \"%s\", which is not supported (none, linear, yarn, longrope)",
+        r->arch, shown);
 }
 
 static void read_rope(mr_config *c, reader *r) {

@@ -102,6 +102,7 @@ typedef struct mr_arch { /* one row of the table */
   float attn_softcap, final_softcap;
   int wide_scale_layers; /* the variant with this many layers scales q.k by sqrt(n_heads/d_model) */
   bool divides_logits;   /* the file's logit_scale divides */
+  bool multiplies_logits; /* directories: logits_scaling multiplies */
 } mr_arch;
 
 typedef struct mr_config {
@@ -137,6 +138,7 @@ typedef struct mr_config {
   float clip_qkv;          /* q, k and v are cut to +-clip; 0: not */
   int chunk;               /* windowed layers see their chunk of so many positions; 0: none */
   float temper_scale, temper_floor; /* llama4: q of layers without rope grows with position */
+  bool temper_all;                  /* ... and of all layers, from one position later on */
   float act_alpha, act_limit;       /* swiglu_clamp */
   int q_lora, kv_lora, nope_dims;   /* MLA; q_lora 0: q is not low-rank */
   int v_dims;                       /* MLA: values of a head in the file */
@@ -160,7 +162,7 @@ const char *mr_arch_nearest(const char *name, bool hf);
 /* What a configuration is before anything is read: the row and neutral values. */
 void mr_config_init(mr_config *c, const mr_arch *a);
 /* MR_E_DATA: missing, impossible or unsupported metadata; an unknown architecture too, with the
- * nearest known name. longrope scaling in GGUF is refused for now. */
+ * nearest known name. */
 mr_code mr_config_from_gguf(mr_config *c, const mr_gguf *g, mr_err *err);
 /* config.json of a directory, in the form of the hub's files or of transformers 5. */
 mr_code mr_config_from_dir(mr_config *c, const char *dir, mr_err *err);

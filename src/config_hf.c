@@ -271,10 +271,20 @@ static void find_rope(reader *r) {
     FAIL(r, "rope_theta must be above 0");
 }
 
+/* Queries grow with the position beyond the original context (ministral3). */
+static void read_growth(reader *r) {
+  mr_config *c = r->c;
+  if (!real_of(r, r->rope, "llama_4_scaling_beta", &c->temper_scale))
+    return;
+  c->temper_floor = (float)c->rope_original_context;
+  c->temper_all = true;
+}
+
 static void read_rope(reader *r) {
   mr_config *c = r->c;
   if (c->arch.rope == MR_ROPE_NONE)
     return;
+  c->arch.hf_interleaved = flag(r->j, "rope_interleave", c->arch.hf_interleaved);
   c->arch.rope = c->arch.hf_interleaved ? MR_ROPE_INTERLEAVED : MR_ROPE_NEOX;
   if (flag(r->j, "alibi", false)) { /* falcon: instead of rope, and scaled as q.k is */
     c->arch.rope = MR_ROPE_NONE;
@@ -283,9 +293,12 @@ static void read_rope(reader *r) {
     return;
   }
   find_rope(r);
-  float partial = c->arch.partial > 0 ? c->arch.partial : 1;
+  float partial = c->arch.partial > 0 ? c->arch.partial : 1, usual = partial;
   real(r, "partial_rotary_factor rotary_pct rope_pct", &partial);
   real_of(r, r->rope, "partial_rotary_factor", &partial);
+  if (partial != usual && c->arch.partial == 0)
+    FAIL(r, "partial_rotary_factor is %g, but architecture %s rotates whole heads", (double)partial,
+         c->arch.name);
   if (!c->arch.mla) {
     c->rope_dims = (int)((float)c->head_dim * partial);
     whole(r, "rotary_dim rotary_ndims", 2, MAX_HEAD_DIM, &c->rope_dims);
@@ -295,6 +308,7 @@ static void read_rope(reader *r) {
          c->rope_dims, c->head_dim);
   else
     read_scaling(r);
+  read_growth(r);
 }
 
 /* ------------------------------------------------------------------ which layers are what */
@@ -361,7 +375,7 @@ static void read_scales(reader *r) {
   if (real(r, "dim_model_base", &x))
     c->logit_scale = x / (float)c->d_model;
   if (real(r, "logits_scaling", &x) && x != 0)
-    c->logit_scale = 1 / x;
+    c->logit_scale = c->arch.multiplies_logits ? x : 1 / x;
   if (!real(r, "clip_qkv", &c->clip_qkv))
     real_of(r, get(r->j, "attn_config"), "clip_qkv", &c->clip_qkv);
   real_of(r, get(r->j, "attn_config"), "alibi_bias_max", &c->alibi_max_bias);
@@ -403,22 +417,63 @@ static void read_act(reader *r) {
   FAIL(r, "activation \"%.32s\" is not supported", s);
 }
 
+/* What mpt's attention may be beside what it is here. */
+static void check_mpt(reader *r) {
+  const json_t *a = get(r->j, "attn_config");
+  const char *type = text(a, "attn_type"), *norm = text(r->j, "norm_type");
+  if (strcmp(r->c->arch.name, "mpt") != 0)
+    return;
+  if (!flag(a, "alibi", true))
+    FAIL(r, "attn_config: attention without alibi is not supported");
+  if (flag(a, "qk_ln", false) || flag(a, "qk_gn", false) || flag(a, "prefix_lm", false) ||
+      flag(a, "rope", false))
+    FAIL(r, "attn_config: qk_ln, qk_gn, prefix_lm and rope are not supported");
+  if (*type && strcmp(type, "multihead_attention"))
+    FAIL(r, "attn_config: attn_type \"%.32s\" is not supported", type);
+  if (*norm && strcmp(norm, "low_precision_layernorm") && strcmp(norm, "layernorm"))
+    FAIL(r, "norm_type \"%.32s\" is not supported", norm);
+}
+
 /* Switches of one architecture each, and what the flags cannot say. */
 static void read_switches(reader *r) {
   mr_arch *a = &r->c->arch;
   static const char *const refused[] = {"apply_residual_connection_post_layernorm",
-                                        "scale_attn_by_inverse_layer_idx", "qk_layernorm",
-                                        "mlp_parallel", NULL};
+                                        "scale_attn_by_inverse_layer_idx",
+                                        "_remove_final_layer_norm",
+                                        "add_cross_attention",
+                                        "mlp_parallel",
+                                        NULL};
   for (int i = 0; refused[i]; i++)
     if (flag(r->j, refused[i], false))
       FAIL(r, "%s is not supported", refused[i]);
+  check_mpt(r);
+  const char *afn = text(r->j, "afn");
+  if (a->act_fixed && *afn && strcmp(afn, "gelu"))
+    FAIL(r, "afn \"%.32s\" is not supported", afn);
   a->parallel = flag(r->j, "use_parallel_residual parallel_attn", a->parallel);
   a->qk_norm = flag(r->j, "use_qk_norm", a->qk_norm || a->qk_norm_bare);
   a->qk_norm_bare &= a->qk_norm;
+  bool layer_norms = flag(r->j, "qk_layernorm", a->qk_norm && a->qk_norm_layer && !a->qk_norm_each);
+  if (get(r->j, "qk_layernorm")) {
+    a->qk_norm = a->qk_norm_layer = layer_norms;
+    a->qk_norm_each = !strcmp(a->name, "stablelm");
+  }
+  a->post_norms = flag(r->j, "use_post_norm", a->post_norms);
   if (!flag(r->j, "do_layer_norm_before", true)) {
     a->pre_norms = false;
     a->norm_after = true;
   }
+}
+
+/* A whole number, or a list with the same one for each layer. */
+static bool whole_all(reader *r, const char *keys, int min, int max, int *out) {
+  const json_t *v = get(r->j, keys);
+  if (!json_is_array(v))
+    return whole(r, keys, min, max, out);
+  for (size_t i = 1; i < json_array_size(v); i++)
+    if (!json_equal(json_array_get(v, i), json_array_get(v, 0)))
+      FAIL(r, "%.32s: layers that differ are not supported", keys);
+  return whole_of(r, json_array_get(v, 0), keys, min, max, out);
 }
 
 static void read_experts(reader *r) {
@@ -428,21 +483,20 @@ static void read_experts(reader *r) {
              &c->n_experts) ||
       c->n_experts == 1)
     return;
-  const json_t *each = get(r->j, "moe_topk"); /* may be a list, of a number for each layer */
-  if (json_is_array(each))
-    whole_of(r, json_array_get(each, 0), "moe_topk", 1, c->n_experts, &c->n_experts_used);
-  else
-    need(r, "num_experts_per_tok moe_topk moe_k", c->n_experts, &c->n_experts_used);
+  if (!whole_all(r, "num_experts_per_tok moe_topk moe_k", 1, c->n_experts, &c->n_experts_used))
+    FAIL(r, "num_experts_per_tok is missing");
   if (c->n_experts_used < 1 || c->n_experts_used > MR_MAX_CHOSEN)
     FAIL(r, "%d experts a token are impossible (1 to %d)", c->n_experts_used, MR_MAX_CHOSEN);
-  need(r, "moe_intermediate_size intermediate_size", MAX_FF, &c->d_expert);
-  if (whole(r, "n_shared_experts num_shared_expert moe_num_shared_experts", 0, 64, &shared))
+  if (!whole_all(r, "moe_intermediate_size intermediate_size", 1, MAX_FF, &c->d_expert))
+    FAIL(r, "moe_intermediate_size is missing");
+  if (whole_all(r, "n_shared_experts num_shared_experts num_shared_expert moe_num_shared_experts",
+                0, 64, &shared))
     c->d_shared = shared * c->d_expert;
   else if (c->arch.route_input)
     c->d_shared = c->d_expert;
   whole(r, "shared_expert_intermediate_size shared_intermediate_size", 0, MAX_FF, &c->d_shared);
   c->arch.renorm = flag(r->j, "norm_topk_prob", c->arch.renorm);
-  real(r, "routed_scaling_factor", &c->route_scale);
+  real(r, "routed_scaling_factor router_scaling_factor", &c->route_scale);
   c->route_jitter = 0.01f;
   real(r, "router_jitter_noise", &c->route_jitter);
   const char *method = text(r->j, "topk_method"), *score = text(r->j, "scoring_func");
@@ -458,8 +512,8 @@ static void read_experts(reader *r) {
 }
 
 static void read_quantization(reader *r) {
-  static const char *const known[] = {"gptq", "awq", "compressed-tensors", "fp8",
-                                      "int8-outliers", NULL};
+  static const char *const known[] = {"gptq", "awq",           "compressed-tensors",
+                                      "fp8",  "int8-outliers", NULL};
   const json_t *q = get(r->j, "quantization_config");
   const json_t *block = get(q, "weight_block_size");
   const char *method = text(q, "quant_method");

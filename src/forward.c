@@ -330,6 +330,8 @@ static void attend(mr_forward *f, const mr_layer *l, int layer) {
                   .out = f->a,
                   .q_norm = l->q_norm,
                   .k_norm = a->mla ? l->kv_a_norm : l->k_norm,
+                  .q_norm_b = l->q_norm_b,
+                  .k_norm_b = l->k_norm_b,
                   .norm_full = a->qk_norm_full,
                   .norm_each = a->qk_norm_each,
                   .norm_layer = a->qk_norm_layer,

@@ -1,6 +1,7 @@
 #include "src/model_load.h"
 
 #include "io/mem.h"
+#include "io/sys.h"
 
 static mr_code load(mr_model *m, const char *path, mr_err *err) {
   mr_code rc = mr_weights_open(&m->weights, path, err);
@@ -106,6 +107,17 @@ static void pack_one(void *ctx, int panel, int worker) {
                      cols, w->k);
 }
 
+/* A packed matrix is not read again: its part of the file need not stay in memory. Views of one
+ * tensor may drop each other's pages, which are then read again. */
+static void unload(const mr_matrix *w) {
+  if (!w->mapped || w->quant)
+    return;
+  int64_t first = mr_matrix_source(w, 0), last = mr_matrix_source(w, w->n - 1);
+  uint64_t from = w->columns ? 0 : (uint64_t)first * w->row_bytes;
+  uint64_t to = (w->columns ? (uint64_t)w->k : (uint64_t)last + 1) * w->row_bytes;
+  mr_sys_now->unload(w->data + from, (size_t)(to - from));
+}
+
 static mr_code pack_matrix(void *ctx, mr_matrix *w, bool exact) {
   pack_job *j = ctx;
   w->scheme = exact ? MR_SCHEME_F32 : j->scheme;
@@ -124,6 +136,7 @@ static mr_code pack_matrix(void *ctx, mr_matrix *w, bool exact) {
   else
     for (int p = 0; p < (int)panels; p++)
       pack_one(j, p, 0);
+  unload(w);
   return MR_OK;
 }
 

@@ -33,6 +33,7 @@ typedef struct mr_matrix { /* y = W x (+ b) */
   uint64_t row_bytes;
   /* row r is the stored row first + r, or first + r / group * stride + r % group */
   int first, group, stride;
+  bool mapped;              /* data lies in the file */
   bool columns;             /* stored transposed: row r is a column, row_bytes between its values */
   const mr_quant *quant;    /* or NULL; owned by the model */
   const float *bias;        /* n floats, or NULL; owned by the model */
@@ -49,6 +50,7 @@ typedef struct mr_layer {
   const float *attn_norm, *attn_norm_b; /* [d_model] */
   mr_matrix q, k, v, o; /* q [n_heads*head_dim, d_model], k, v [n_kv_heads*head_dim, d_model] */
   const float *q_norm, *k_norm;       /* [head_dim], or [n*head_dim] for qk_norm_full */
+  const float *q_norm_b, *k_norm_b;   /* the same, of layer norms; or NULL */
   const float *attn_post_norm;        /* [d_model] */
   const float *ffn_norm, *ffn_norm_b; /* [d_model] */
   mr_matrix gate, up, down; /* gate (absent if not gated), up [d_ff, d_model], down [d_model, d_ff]

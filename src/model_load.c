@@ -109,6 +109,7 @@ void mr_load_matrix(mr_loader *l, mr_matrix *w, const char *stem, int n, int k, 
   if (!check(l, t, name, columns ? k : n, columns ? n : k, false))
     return;
   *w = (mr_matrix){.n = n, .k = k, .dtype = t->dtype, .data = t->data, .columns = columns};
+  w->mapped = true;
   w->row_bytes = mr_dtype_bytes(t->dtype, (uint64_t)(columns ? n : k));
   mr_load_vector(l, &w->bias, stem, ".bias", 1, n, bias);
   if (t->dtype == MR_F8_E4M3 || t->dtype == MR_I8)
@@ -177,11 +178,35 @@ static void cut_qkv(mr_loader *l, mr_layer *y, const mr_matrix *all, int q, int 
   }
 }
 
+/* A norm for each head, one tensor each (stablelm), one after the other. */
+static void norms_of_heads(mr_loader *l, const float **out, const char *stem, int heads) {
+  int dim = l->m->c.head_dim;
+  float *all = l->rc ? NULL : mr_load_floats(l, (size_t)heads * (size_t)dim);
+  for (int h = 0; all && h < heads; h++) {
+    const float *one = NULL;
+    l->item = h;
+    mr_load_vector(l, &one, stem, ".weight", 1, dim, true);
+    if (one)
+      memcpy(all + (size_t)h * (size_t)dim, one, (size_t)dim * sizeof *all);
+  }
+  *out = all;
+}
+
 static void qk_norms(mr_loader *l, mr_layer *y, int q, int kv) {
   const mr_arch *a = &l->m->c.arch;
   bool all = a->qk_norm_full || a->qk_norm_each;
   if (!a->qk_norm || a->qk_norm_bare)
     return;
+  l->item = 0;
+  if (mr_load_has(l, "attn_q_norm_head")) {
+    norms_of_heads(l, &y->q_norm, "attn_q_norm_head", l->m->c.n_heads);
+    norms_of_heads(l, &y->k_norm, "attn_k_norm_head", l->m->c.n_kv_heads);
+    return;
+  }
+  if (a->qk_norm_layer) {
+    mr_load_vector(l, &y->q_norm_b, "attn_q_norm", ".bias", 1, all ? q : l->m->c.head_dim, false);
+    mr_load_vector(l, &y->k_norm_b, "attn_k_norm", ".bias", 1, all ? kv : l->m->c.head_dim, false);
+  }
   mr_load_vector(l, &y->q_norm, "attn_q_norm", ".weight", 1, all ? q : l->m->c.head_dim,
                  !l->m->weights->st);
   mr_load_vector(l, &y->k_norm, "attn_k_norm", ".weight", 1, all ? kv : l->m->c.head_dim,
@@ -271,10 +296,32 @@ static void layer_norms(mr_loader *l, mr_layer *y) {
   }
 }
 
+/* Two sets of factors, for prompts within the original context and beyond it (phi3). */
+static void long_factors(mr_loader *l) {
+  mr_config *c = &l->m->c;
+  const float *small = NULL, *large = NULL;
+  int n = c->rope_dims / 2;
+  mr_load_vector(l, &small, "rope_factors_short", ".weight", 1, n, true);
+  mr_load_vector(l, &large, "rope_factors_long", ".weight", 1, n, true);
+  if (c->rope_scaling != MR_SCALING_NONE && c->rope_scaling != MR_SCALING_LONGROPE)
+    FAIL(l, MR_E_DATA, "two sets of rope factors beside another scaling are not supported");
+  for (int i = 0; i < n && !l->rc; i++) {
+    c->rope_short[i] = small[i];
+    c->rope_long[i] = large[i];
+    if (!isfinite(large[i]) || large[i] <= 0)
+      FAIL(l, MR_E_DATA, "tensor rope_factors_long.weight: factor %d is %g; it must be above 0", i,
+           (double)large[i]);
+  }
+  c->rope_scaling = MR_SCALING_LONGROPE;
+  c->rope_factors = true;
+}
+
 static void rope_freqs(mr_loader *l) {
   mr_model *m = l->m;
   if (m->c.arch.rope == MR_ROPE_NONE)
     return;
+  if (m->gguf && (mr_load_has(l, "rope_factors_long") || m->c.rope_scaling == MR_SCALING_LONGROPE))
+    long_factors(l);
   if (m->c.rope_factors)
     m->rope_freqs = m->c.rope_short;
   else if (m->gguf)

@@ -35,6 +35,7 @@ static mr_matrix expert_of(const mr_gguf_tensor *t, int e, int n, int k, bool co
                      .dtype = t->dtype,
                      .data = t->data + (uint64_t)e * (uint64_t)t->dims[1] * row_bytes,
                      .row_bytes = row_bytes,
+                     .mapped = true,
                      .columns = columns};
 }
 

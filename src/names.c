@@ -35,8 +35,8 @@ static const struct {
     {"attn_norm", "input_layernorm ln_1 norm_1 attention_layernorm self_attn_layer_norm ln_attn"},
     {"ffn_norm", "pre_feedforward_layernorm post_attention_layernorm ln_2 norm_2 "
                  "feedforward_layernorm final_layer_norm ln_mlp"},
-    {"post_attention_norm", "post_self_attn_layernorm post_attention_layernorm"},
-    {"post_ffw_norm", "post_mlp_layernorm post_feedforward_layernorm"},
+    {"post_attention_norm", "post_self_attn_layernorm post_norm1 post_attention_layernorm"},
+    {"post_ffw_norm", "post_mlp_layernorm post_feedforward_layernorm post_norm2"},
     /* attention */
     {"attn_q", "self_attn.q_proj attn.q_proj attn.attention.q_proj"},
     {"attn_k", "self_attn.k_proj attn.k_proj attn.attention.k_proj"},
@@ -45,10 +45,14 @@ static const struct {
                  "attention.query_key_value attn.qkv_proj attn.Wqkv self_attn.query_key_value"},
     {"attn_output", "self_attn.o_proj self_attn.out_proj attn.c_proj attn.out_proj "
                     "attn.attention.out_proj self_attention.dense attention.dense self_attn.dense"},
-    {"attn_q_norm", "self_attn.q_norm self_attn.query_layernorm self_attn.q_layernorm"},
-    {"attn_k_norm", "self_attn.k_norm self_attn.key_layernorm self_attn.k_layernorm"},
+    {"attn_q_norm", "self_attn.q_norm self_attn.query_layernorm self_attn.q_layernorm "
+                    "attention.query_layernorm"},
+    {"attn_k_norm", "self_attn.k_norm self_attn.key_layernorm self_attn.k_layernorm "
+                    "attention.key_layernorm"},
+    {"attn_q_norm_head", "self_attn.q_layernorm.norms.%d"},
+    {"attn_k_norm_head", "self_attn.k_layernorm.norms.%d"},
     {"attn_sub_norm", "self_attn.attn_sub_norm"},
-    {"attn_sinks", "self_attn.sinks"},
+    {"attn_sinks", "self_attn.sinks self_attn.softmax_offset"},
     {"attn_q_a", "self_attn.q_a_proj"},
     {"attn_q_a_norm", "self_attn.q_a_layernorm"},
     {"attn_q_b", "self_attn.q_b_proj"},
@@ -56,18 +60,20 @@ static const struct {
     {"attn_kv_a_norm", "self_attn.kv_a_layernorm"},
     {"attn_kv_b", "self_attn.kv_b_proj"},
     /* MLP */
-    {"ffn_gate", "mlp.gate_proj feed_forward.gate_proj"},
-    {"ffn_up", "mlp.up_proj mlp.gate_up_proj mlp.c_fc mlp.fc_in mlp.dense_h_to_4h ffn.up_proj fc1 "
-               "mlp.fc1 feed_forward.up_proj"},
+    {"ffn_gate", "mlp.gate_proj feed_forward.gate_proj mlp.c_fc_0"},
+    {"ffn_up",
+     "mlp.up_proj mlp.gate_up_proj mlp.c_fc mlp.fc_in mlp.dense_h_to_4h ffn.up_proj mlp.c_fc_1 fc1 "
+     "mlp.fc1 feed_forward.up_proj"},
     {"ffn_down", "mlp.down_proj mlp.c_proj mlp.fc_out mlp.dense_4h_to_h ffn.down_proj fc2 mlp.fc2 "
                  "feed_forward.down_proj"},
     {"ffn_sub_norm", "mlp.ffn_sub_norm"},
     {"xielu", "mlp.act_fn"},
     /* experts */
     {"ffn_gate_inp", "mlp.gate block_sparse_moe.gate block_sparse_moe.router.layer mlp.router "
-                     "feed_forward.router mlp.gate.wg"},
+                     "feed_forward.router mlp.gate.wg mlp.router.gate"},
     {"exp_probs_b", "mlp.gate.e_score_correction block_sparse_moe.e_score_correction "
-                    "mlp.moe_statics.e_score_correction"},
+                    "mlp.moe_statics.e_score_correction mlp.e_score_correction "
+                    "mlp.gate.expert mlp.expert"},
     {"ffn_gate_exp", "mlp.experts.%d.gate_proj block_sparse_moe.experts.%d.w1"},
     {"ffn_up_exp", "mlp.experts.%d.up_proj block_sparse_moe.experts.%d.w3"},
     {"ffn_down_exp", "mlp.experts.%d.down_proj block_sparse_moe.experts.%d.w2"},

@@ -6,6 +6,8 @@
  * maddubs wants one unsigned side: |w| times a with the sign of w. Pairs stay below 2 * 127 * 127 =
  * 32258, so their 16-bit sums are exact, as is the int32 sum of a group. A group then adds
  * fma(float(sum) * sw, sa, y), in the order of the groups: the same for every tile.
+ *
+ * CPUs with AVX-VNNI do the same in one vpdpbusd, which does not saturate: the same sums.
  */
 #include <immintrin.h>
 #include <math.h>
@@ -147,9 +149,14 @@ static void finish(const i8_gemm *g, int row, int j, __m256 v) {
   _mm256_maskstore_ps(y, in, v);
 }
 
-/* sum[4 * column of int32] += w a */
-INLINE __m256i dot4(__m256i sum, __m256i abs_w, __m256i w, __m256i a) {
-  __m256i pairs = _mm256_maddubs_epi16(abs_w, _mm256_sign_epi8(a, w));
+/* sum[4 * column of int32] += w a; vnni is a constant, here and below */
+INLINE __m256i dot4(__m256i sum, __m256i abs_w, __m256i w, __m256i a, int vnni) {
+  a = _mm256_sign_epi8(a, w);
+  if (vnni) { /* as asm: this file must not need a CPU that has it */
+    __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(abs_w), "x"(a));
+    return sum;
+  }
+  __m256i pairs = _mm256_maddubs_epi16(abs_w, a);
   return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
@@ -161,7 +168,7 @@ INLINE __m256i broadcast4(const int8_t *p) {
 
 /* The exact sums of one group, rows x NR. */
 INLINE void group_sums(__m256i sum[][2], const int8_t *x, size_t stride, const int8_t *w, int rows,
-                       int cold) {
+                       int cold, int vnni) {
   UNROLL for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] = _mm256_setzero_si256();
   for (int s = 0; s < GROUP / 4; s++) {
     if (cold)
@@ -170,19 +177,19 @@ INLINE void group_sums(__m256i sum[][2], const int8_t *x, size_t stride, const i
       __m256i b = _mm256_load_si256((const __m256i *)(const void *)(w + s * NR * 4 + j * 32));
       __m256i u = _mm256_abs_epi8(b);
       UNROLL for (int i = 0; i < rows; i++) sum[i][j] =
-          dot4(sum[i][j], u, b, broadcast4(x + (size_t)i * stride + s * 4));
+          dot4(sum[i][j], u, b, broadcast4(x + (size_t)i * stride + s * 4), vnni);
     }
   }
 }
 
-INLINE void tile(const i8_gemm *g, int i0, int rows, int cold) {
+INLINE void tile(const i8_gemm *g, int i0, int rows, int cold, int vnni) {
   const int8_t *x = g->x + (size_t)i0 * g->row_bytes, *w = g->panel;
   const float *sa = (const float *)(const void *)(x + (size_t)g->groups * GROUP);
   __m256 y[TILE_ROWS][2];
   UNROLL for (int i = 0; i < rows; i++) y[i][0] = y[i][1] = _mm256_setzero_ps();
   for (int q = 0; q < g->groups; q++, w += GROUP_BYTES) {
     __m256i sum[TILE_ROWS][2];
-    group_sums(sum, x + (size_t)q * GROUP, g->row_bytes, w, rows, cold);
+    group_sums(sum, x + (size_t)q * GROUP, g->row_bytes, w, rows, cold, vnni);
     const float *sw = (const float *)(const void *)(w + NR * GROUP);
     UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < 2; j++) {
       __m256 a = _mm256_set1_ps(sa[(size_t)i * g->row_bytes / 4 + (size_t)q]);
@@ -194,31 +201,31 @@ INLINE void tile(const i8_gemm *g, int i0, int rows, int cold) {
       finish(g, i0 + i, j, y[i][j]);
 }
 
-static void any_tile(const i8_gemm *g, int i0, int rows, int cold) {
+INLINE void any_tile(const i8_gemm *g, int i0, int rows, int cold, int vnni) {
   switch (rows * 2 + cold) {
   case 2:
-    tile(g, i0, 1, 0);
+    tile(g, i0, 1, 0, vnni);
     break;
   case 3:
-    tile(g, i0, 1, 1);
+    tile(g, i0, 1, 1, vnni);
     break;
   case 4:
-    tile(g, i0, 2, 0);
+    tile(g, i0, 2, 0, vnni);
     break;
   case 5:
-    tile(g, i0, 2, 1);
+    tile(g, i0, 2, 1, vnni);
     break;
   case 6:
-    tile(g, i0, 3, 0);
+    tile(g, i0, 3, 0, vnni);
     break;
   default:
-    tile(g, i0, 3, 1);
+    tile(g, i0, 3, 1, vnni);
     break;
   }
 }
 
-static void gemm(float *y, size_t ldy, const void *x, int m, const void *w, int p0, int p1, int n,
-                 int k, const float *bias, int accumulate) {
+INLINE void any_gemm(float *y, size_t ldy, const void *x, int m, const void *w, int p0, int p1,
+                     int n, int k, const float *bias, int accumulate, int vnni) {
   int tiles = (m + TILE_ROWS - 1) / TILE_ROWS;
   for (int p = p0; p < p1; p++) {
     int col = p * NR;
@@ -233,11 +240,27 @@ static void gemm(float *y, size_t ldy, const void *x, int m, const void *w, int 
                        accumulate};
     for (int t = 0; t < tiles; t++) {
       int i0 = (int)((int64_t)m * t / tiles), i1 = (int)((int64_t)m * (t + 1) / tiles);
-      any_tile(&g, i0, i1 - i0, t == 0);
+      any_tile(&g, i0, i1 - i0, t == 0, vnni);
     }
   }
 }
 
+static void gemm(float *y, size_t ldy, const void *x, int m, const void *w, int p0, int p1, int n,
+                 int k, const float *bias, int accumulate) {
+  any_gemm(y, ldy, x, m, w, p0, p1, n, k, bias, accumulate, 0);
+}
+
+static void gemm_vnni(float *y, size_t ldy, const void *x, int m, const void *w, int p0, int p1,
+                      int n, int k, const float *bias, int accumulate) {
+  any_gemm(y, ldy, x, m, w, p0, p1, n, k, bias, accumulate, 1);
+}
+
 void mr_k_fill_avx2_i8(mr_kernels *k) {
   k->gemm[MR_SCHEME_I8] = (mr_gemm_ops){NR, panel_bytes, row_bytes, pack_panel, pack_row, gemm};
+}
+
+void mr_k_fill_avxvnni(mr_kernels *k) {
+  mr_k_fill_avx2(k);
+  k->name = "avxvnni";
+  k->gemm[MR_SCHEME_I8].gemm = gemm_vnni;
 }

@@ -166,8 +166,8 @@ static void yarn(void **state) {
   assert_int_equal(c.rope_original_context, 16);
   assert_true(c.yarn_ext == 1 && c.yarn_attn == 1 && c.yarn_beta_fast == 32);
   keys_of(&b, "qwen3", NULL);
-  build_str(&b, "qwen3.rope.scaling.type", "longrope");
-  refused(&b, "longrope");
+  build_str(&b, "qwen3.rope.scaling.type", "ntk");
+  refused(&b, "ntk");
 }
 
 static void missing_keys(void **state) {

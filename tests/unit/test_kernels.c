@@ -193,9 +193,46 @@ static void invariance_on(const mr_kernels *k) {
   }
 }
 
+/* As many rows as take other loops: still the bits of one row alone. */
+static void many_rows_on(const mr_kernels *k) {
+  enum { M = 300, N = 75, K = 200 };
+  static const int some[] = {128, 129, 161, 293};
+  for (int s = 0; s < MR_SCHEMES; s++) {
+    problem p = problem_new(&k->gemm[s], M, N, K);
+    size_t rb = p.o->row_bytes(K);
+    float *alone = take(M * N * 4), *y = take(M * N * 4);
+    for (int i = 0; i < M; i++)
+      p.o->gemm(alone + i * N, N, p.px + (size_t)i * rb, 1, p.pw, 0, p.panels, N, K, p.bias, 0);
+    for (size_t i = 0; i < sizeof some / sizeof *some; i++) {
+      int i0 = M - some[i];
+      p.o->gemm(y, N, p.px + (size_t)i0 * rb, some[i], p.pw, 0, p.panels, N, K, p.bias, 0);
+      assert_memory_equal(y, alone + i0 * N, (size_t)some[i] * N * 4);
+    }
+    free(alone), free(y);
+    problem_free(&p);
+  }
+}
+
 static void gemm_rows_do_not_see_each_other(void **state) {
   (void)state;
   on_every_table(invariance_on);
+  on_every_table(many_rows_on);
+}
+
+/* AVX-VNNI changes the speed of the AVX2 table, and no bit. */
+static void avxvnni_gives_the_bits_of_avx2(void **state) {
+  (void)state;
+  enum { M = 7, N = 45, K = 200 };
+  const mr_kernels *a = mr_kernels_get("avx2"), *b = mr_kernels_get("avxvnni");
+  if (a == NULL || b == NULL)
+    skip();
+  problem p = problem_new(&a->gemm[MR_SCHEME_I8], M, N, K);
+  float *y = take(M * N * 4), *z = take(M * N * 4);
+  a->gemm[MR_SCHEME_I8].gemm(y, N, p.px, M, p.pw, 0, p.panels, N, K, p.bias, 0);
+  b->gemm[MR_SCHEME_I8].gemm(z, N, p.px, M, p.pw, 0, p.panels, N, K, p.bias, 0);
+  assert_memory_equal(y, z, M * N * 4);
+  free(y), free(z);
+  problem_free(&p);
 }
 
 static void extremes_on(const mr_kernels *k) {
@@ -786,6 +823,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(tables_are_found),
       cmocka_unit_test(gemm_is_right),
+      cmocka_unit_test(avxvnni_gives_the_bits_of_avx2),
       cmocka_unit_test(gemm_rows_do_not_see_each_other),
       cmocka_unit_test(gemm_extremes),
       cmocka_unit_test(attention_is_right),

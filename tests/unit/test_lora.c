@@ -305,6 +305,7 @@ static void merge_matrix(mr_matrix *w, const float *delta, bool turned) {
   }
   w->data = (const uint8_t *)v;
   w->dtype = MR_F32;
+  w->mapped = false;
   w->row_bytes = (uint64_t)w->k * 4;
 }
 
