@@ -3,6 +3,7 @@
 #include <stdio.h>
 
 #include <string.h>
+#include <unistd.h>
 
 #include "io/sys.h"
 #include "io/text.h"
@@ -41,7 +42,10 @@ static const char usage[] =
     "takes them;\n"
     "                    a quarter of them is held back, and how far OUT is from IN on it is "
     "printed\n"
-    "      --method M    what the texts are used for:\n"
+    "      --method M    plain: q4_0, q4_1, q5_0, q5_1 are rounded as the format's own tools do, "
+    "bit "
+    "by bit,\n"
+    "                    not with a search for the best scale; or what the texts are used for:\n"
     "                    importance   errors count by what meets a column (default)\n"
     "                    awq          columns that matter are made larger first (exact elsewhere)\n"
     "                    smoothquant  outliers of activations go into the weights (exact)\n"
@@ -85,8 +89,9 @@ static int choice(const char *option, const char *word, const char *const *names
 static mr_code method_of(args *a, mr_err *err) {
   static const char *const names[] = {"plain", "importance", "smoothquant", "awq", "gptq", NULL};
   int i = choice("--method", optarg, names, err);
-  a->o.method = i < 0 ? MR_METHOD_PLAIN : (mr_quantize_method)i;
-  a->method = true;
+  a->o.method = i < 0 ? MR_METHOD_NONE : (mr_quantize_method)i;
+  a->o.plain = i == 0;
+  a->method = i > 0;
   return i < 0 ? err->code : MR_OK;
 }
 
@@ -186,7 +191,7 @@ static mr_code check_together(args *a, mr_err *err) {
   }
   for (size_t i = 0; i < sizeof exact_zero / sizeof *exact_zero; i++)
     zero |= exact_zero[i] == a->o.dtype;
-  if (!a->calibrate && (a->o.method != MR_METHOD_PLAIN || sparse))
+  if (!a->calibrate && (a->o.method != MR_METHOD_NONE || sparse))
     return mr_err_set(err, MR_E_USAGE, "quantize: %s needs texts: give --calibrate ROWS.jsonl",
                       sparse ? "--sparsify" : "--method");
   if (a->calibrate && !a->method)
@@ -295,13 +300,26 @@ static mr_code measure(const args *a, const mr_texts *t, size_t first, mr_err *e
   return rc;
 }
 
+/* On a terminal: how much is written, each percent. */
+static void show_progress(void *ctx, uint64_t done, uint64_t all) {
+  int *shown = ctx, percent = all ? (int)(100 * (double)done / (double)all) : 100;
+  if (percent == *shown)
+    return;
+  *shown = percent;
+  fprintf(stderr, "\rquantize: %d %%%s", percent, percent < 100 ? "" : "\r\033[K");
+}
+
 static mr_code write_file(args *a, mr_err *err) {
   mr_quantize_report r;
+  int shown = -1;
   mr_code rc = MR_OK;
   if (a->calibrate)
     rc = read_texts(a, a->calibrate, a->tokens, &a->texts, err);
   a->o.texts = a->texts.rows;
   a->o.n_texts = a->texts.n_used;
+  if (!a->quiet && isatty(STDERR_FILENO))
+    a->o.progress = show_progress;
+  a->o.ctx = &shown;
   double start = mr_sys_seconds();
   if (!rc)
     rc = a->o.form == MR_FORM_GGUF ? mr_quantize(&a->o, &r, err) : mr_quantize_dir(&a->o, &r, err);

@@ -197,6 +197,21 @@ mr_encoder mr_encoder_get(int dtype) {
   return NULL;
 }
 
+mr_encode_steps mr_encode_steps_of(int dtype) {
+  static const struct {
+    int dtype;
+    mr_encode_steps steps;
+  } all[] = {{MR_Q4_0, {32, 15, 1}}, {MR_Q4_1, {32, 15, 0}},   {MR_Q5_0, {32, 31, 1}},
+             {MR_Q5_1, {32, 31, 0}}, {MR_Q8_0, {32, 255, 1}},  {MR_Q2_K, {16, 3, 0}},
+             {MR_Q3_K, {16, 7, 1}},  {MR_Q4_K, {32, 15, 0}},   {MR_Q5_K, {32, 31, 0}},
+             {MR_Q6_K, {16, 63, 1}}, {MR_IQ4_NL, {32, 15, 1}}, {MR_IQ4_XS, {32, 15, 1}},
+             {MR_MXFP4, {32, 15, 1}}};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    if (all[i].dtype == dtype)
+      return all[i].steps;
+  return (mr_encode_steps){32, 15, 0};
+}
+
 int mr_encode_levels(int dtype, int *ranged) {
   *ranged = dtype == MR_Q4_1 || dtype == MR_Q5_1;
   switch (dtype) {

@@ -31,6 +31,12 @@ mr_encoder mr_encoder_get(int dtype);
  * that store none is -8, -16 or -128 scales. Returns 0 for other types. */
 int mr_encode_codes(int dtype, void *dst, const float *scale, const float *base,
                     const uint8_t *codes, int64_t n);
+/* How a type cuts a group of values, nearly: into equal steps, around 0 or from the smallest value
+ * to the largest. Types without groups: 32 columns, 15 steps. */
+typedef struct mr_encode_steps {
+  int group, levels, centred;
+} mr_encode_steps;
+mr_encode_steps mr_encode_steps_of(int dtype);
 /* The largest code of such a type, 0 for others; *ranged: it stores a base. */
 int mr_encode_levels(int dtype, int *ranged);
 

@@ -13,8 +13,7 @@ typedef struct maker {
   mr_folds *f;
   const mr_model *m;
   const mr_calibration *c;
-  mr_fold_method method;
-  int group;
+  mr_fold_spec spec;
   _Atomic bool failed; /* out of memory; set by any worker */
 } maker;
 
@@ -31,9 +30,9 @@ static bool foldable(const maker *k, const mr_layer *y, mr_site_kind kind) {
   case MR_SITE_MLP:
     return norms && own_norms && y->ffn_norm && !y->experts;
   case MR_SITE_OUT:
-    return k->method == MR_FOLD_AWQ && !a->mla && c->clip_qkv == 0 && !y->attn_sub_norm;
+    return k->spec.method == MR_FOLD_AWQ && !a->mla && c->clip_qkv == 0 && !y->attn_sub_norm;
   default:
-    return k->method == MR_FOLD_AWQ && a->gated && !a->xielu && !a->swiglu_clamp &&
+    return k->spec.method == MR_FOLD_AWQ && a->gated && !a->xielu && !a->swiglu_clamp &&
            !y->ffn_sub_norm && !y->experts;
   }
 }
@@ -86,18 +85,23 @@ static void smooth(const mr_site *s, const mr_matrix *const *w, int n, float *sc
   }
 }
 
-/* Square error of one row in groups of 16 steps from its smallest to its largest value. */
-static double group_error(const float *row, const float *scale, const mr_site *s, int group) {
+/* Square error of one row whose groups are cut into equal steps. */
+static double group_error(const float *row, const float *scale, const mr_site *s,
+                          const mr_fold_spec *spec) {
   double sum = 0;
-  for (int at = 0; at < s->k; at += group) {
-    int n = s->k - at < group ? s->k - at : group;
+  for (int at = 0; at < s->k; at += spec->group) {
+    int n = s->k - at < spec->group ? s->k - at : spec->group;
     float lo = 0, hi = 0;
     for (int i = at; i < at + n; i++) {
       float v = row[i] * scale[i];
       lo = v < lo ? v : lo;
       hi = v > hi ? v : hi;
     }
-    float step = (hi - lo) / 15, inv = step > 0 ? 1 / step : 0;
+    if (spec->centred) {
+      hi = -lo > hi ? -lo : hi;
+      lo = -hi; /* a step on either side, so that 0 is one */
+    }
+    float step = (hi - lo) / (float)(spec->levels + spec->centred), inv = step > 0 ? 1 / step : 0;
     for (int i = at; i < at + n; i++) {
       float v = row[i] * scale[i], e = (v - lo) * inv;
       e = (e - rintf(e)) * step / scale[i];
@@ -108,13 +112,13 @@ static double group_error(const float *row, const float *scale, const mr_site *s
 }
 
 static double site_error(const mr_site *s, const mr_matrix *const *w, int n, const float *scale,
-                         float *row, int group) {
+                         float *row, const mr_fold_spec *spec) {
   double sum = 0;
   for (int p = 0; p < n; p++) {
     int step = w[p]->n > SAMPLE ? w[p]->n / SAMPLE : 1;
     for (int r = 0; r < w[p]->n; r += step) {
       mr_matrix_row(w[p], r, row);
-      sum += group_error(row, scale, s, group) * step;
+      sum += group_error(row, scale, s, spec) * step;
     }
   }
   return sum;
@@ -144,7 +148,7 @@ static void awq(const maker *k, const mr_site *s, mr_site_kind kind, const mr_ma
     share_heads(&k->m->c, mean);
   for (int t = 0; t < TRIES; t++) {
     powers(mean, s->k, (float)t / TRIES, scale);
-    double e = site_error(s, w, n, scale, row, k->group);
+    double e = site_error(s, w, n, scale, row, &k->spec);
     if (e < least) {
       least = e;
       best = (float)t / TRIES;
@@ -167,7 +171,7 @@ static void one_site(void *ctx, int item, int worker) {
   float *room = mr_mem_alloc((size_t)s->k, 2 * sizeof *room);
   if (!scale || !room)
     k->failed = true;
-  else if (k->method == MR_FOLD_SMOOTH)
+  else if (k->spec.method == MR_FOLD_SMOOTH)
     smooth(s, w, n, scale, room);
   else
     awq(k, s, kind, w, n, scale, room);
@@ -176,8 +180,10 @@ static void one_site(void *ctx, int item, int worker) {
 }
 
 mr_code mr_folds_make(mr_folds *f, const mr_model *m, const mr_calibration *c,
-                      mr_fold_method method, int group, mr_pool *pool, mr_err *err) {
-  maker k = {.f = f, .m = m, .c = c, .method = method, .group = group > 0 ? group : 128};
+                      const mr_fold_spec *spec, mr_pool *pool, mr_err *err) {
+  maker k = {.f = f, .m = m, .c = c, .spec = *spec};
+  k.spec.group = spec->group > 0 ? spec->group : 128;
+  k.spec.levels = spec->levels > 0 ? spec->levels : 15;
   *f = (mr_folds){.n_layers = m->c.n_layers};
   f->scale = mr_mem_alloc((size_t)m->c.n_layers * MR_SITES, sizeof *f->scale);
   if (f->scale)

@@ -5,11 +5,11 @@
  * matrix in the rows of v (heads that share keys share factors), that of down in the rows of up.
  *
  * SmoothQuant (Xiao et al. 2022): factor = max|x| ^ a / max|w| ^ (1 - a), a = 0.5, of the norms.
- * AWQ (Lin et al. 2023): factor = mean|x| ^ a, a chosen for each site by the error that 4-bit
- * groups then make, weighted by the mean square of the activations.
+ * AWQ (Lin et al. 2023): factor = mean|x| ^ a, a chosen for each site by the error that
+ * rounding then makes, weighted by the mean square of the activations.
  *
  *     mr_folds f;
- *     mr_folds_make(&f, m, calibration, MR_FOLD_AWQ, 128, pool, &err);
+ *     mr_folds_make(&f, m, calibration, &spec, pool, &err);
  *     const float *s = mr_folds_of(&f, layer, MR_SITE_QKV);   [k] on columns, or NULL: none
  *     mr_folds_free(&f);
  */
@@ -25,9 +25,16 @@ typedef struct mr_folds {
   float **scale; /* [n_layers * MR_SITES]; owned */
 } mr_folds;
 
-/* group: columns of a 4-bit group (AWQ). */
+typedef struct mr_fold_spec {
+  mr_fold_method method;
+  /* AWQ: the rounding whose error counts */
+  int group;    /* columns of a group; 0: 128 */
+  int levels;   /* steps of a group; 0: 15 */
+  bool centred; /* around 0; else from the smallest value to the largest */
+} mr_fold_spec;
+
 mr_code mr_folds_make(mr_folds *f, const mr_model *m, const mr_calibration *c,
-                      mr_fold_method method, int group, mr_pool *pool, mr_err *err);
+                      const mr_fold_spec *spec, mr_pool *pool, mr_err *err);
 void mr_folds_free(mr_folds *f);
 const float *mr_folds_of(const mr_folds *f, int layer, mr_site_kind kind);
 /* The factor of MR_SITE_OUT that row `row` of v is divided by. */

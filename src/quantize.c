@@ -72,6 +72,7 @@ typedef struct slab { /* rows that are encoded together */
   uint64_t row_bytes;
   float *line; /* [workers, widest] */
   size_t widest;
+  float *even;         /* [widest] ones: all columns count alike; NULL: plain rounding */
   int64_t *bad;        /* [items] the first row that cannot be written, -1: none */
   mr_recipe_rows from; /* of a calibration */
 } slab;
@@ -116,7 +117,7 @@ static void encode_item(void *ctx, int item, int worker) {
     else if (s->from.grid)
       encode_codes(s, (int)s->first + i, dst, (uint8_t *)room);
     else
-      to(dst, x, s->from.importance, n);
+      to(dst, x, s->from.importance ? s->from.importance : s->even, n);
   }
 }
 
@@ -270,11 +271,17 @@ static mr_code take_memory(job *j, mr_err *err) {
   }
   j->s.bad = mr_mem_alloc(4 * workers + 1, sizeof *j->s.bad);
   j->s.out = mr_mem_alloc(largest, 1);
+  j->s.even = mr_mem_alloc(j->s.widest, sizeof *j->s.even);
+  for (size_t i = 0; j->s.even && i < j->s.widest; i++)
+    j->s.even[i] = 1;
   if (mr_mem_mul(workers, j->s.widest, &lines))
     j->s.line = mr_mem_alloc(lines, sizeof *j->s.line);
-  return j->s.bad && j->s.out && j->s.line
-             ? MR_OK
-             : mr_err_set(err, MR_E_NOMEM, "out of memory for rows to encode");
+  bool whole = j->s.bad && j->s.out && j->s.line && j->s.even;
+  if (j->o->plain) {
+    mr_mem_free(j->s.even);
+    j->s.even = NULL;
+  }
+  return whole ? MR_OK : mr_err_set(err, MR_E_NOMEM, "out of memory for rows to encode");
 }
 
 static mr_code run(job *j, mr_err *err) {
@@ -314,6 +321,7 @@ mr_code mr_quantize(const mr_quantize_opts *o, mr_quantize_report *r, mr_err *er
   mr_mem_free(j.s.bad);
   mr_mem_free(j.s.out);
   mr_mem_free(j.s.line);
+  mr_mem_free(j.s.even);
   mr_out_plan_free(&j.plan);
   mr_model_close(j.m);
   return rc;

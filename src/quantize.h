@@ -28,8 +28,8 @@
 #include "io/gguf_write.h"
 #include "src/calibrate.h"
 
-typedef enum mr_quantize_method { /* what the texts of a calibration are used for */
-                                  MR_METHOD_PLAIN,      /* nothing: there are none */
+typedef enum mr_quantize_method {                 /* what the texts of a calibration are used for */
+                                  MR_METHOD_NONE, /* nothing: there are none */
                                   MR_METHOD_IMPORTANCE, /* errors count by the mean square of what
                                                            meets a column */
                                   MR_METHOD_SMOOTH,     /* SmoothQuant's factors (fold.h) */
@@ -65,6 +65,8 @@ typedef struct mr_quantize_opts {
   mr_quantize_form form;
   int dtype;      /* of a GGUF file: mr_encoder_get knows it */
   int head_dtype; /* -1: mr_quantize_head_type(dtype) */
+  bool plain;     /* q4_0 q4_1 q5_0 q5_1 are rounded as the format's own tools do, bit by bit, not
+                     with a search for the best scale */
   bool no_vocab;  /* leave the tokenizer of a directory out */
   mr_quantize_method method;
   mr_sparsify sparsify;

@@ -100,11 +100,23 @@ static bool fold_tensor(mr_recipe *r, mr_out_tensor *t) {
   return true;
 }
 
+/* The rounding that AWQ's factors are for: that of the matrices to come. */
+static mr_fold_spec rounding(const mr_recipe *r) {
+  mr_encode_steps t = mr_encode_steps_of(r->o->dtype);
+  mr_fold_spec spec = {MR_FOLD_AWQ, t.group, t.levels, t.centred};
+  if (r->o->method == MR_METHOD_SMOOTH)
+    spec.method = MR_FOLD_SMOOTH;
+  if (r->spec) {
+    spec.group = r->spec->group;
+    spec.levels = r->spec->levels;
+    spec.centred = r->spec->kind == MR_GRID_CENTRED;
+  }
+  return spec;
+}
+
 static mr_code fold(mr_recipe *r, mr_err *err) {
-  mr_fold_method method = r->o->method == MR_METHOD_SMOOTH ? MR_FOLD_SMOOTH : MR_FOLD_AWQ;
-  int group = r->spec ? r->spec->group : mr_dtype_get(r->o->dtype)->block;
-  mr_code rc = mr_folds_make(&r->folds, r->m, r->c, method, group == 256 || group < 32 ? 32 : group,
-                             r->o->pool, err);
+  mr_fold_spec spec = rounding(r);
+  mr_code rc = mr_folds_make(&r->folds, r->m, r->c, &spec, r->o->pool, err);
   for (size_t i = 0; i < r->plan->n && !rc; i++)
     if (!fold_tensor(r, &r->plan->t[i]))
       rc = mr_err_set(err, MR_E_NOMEM, "out of memory for factors of rows");

@@ -69,9 +69,12 @@ static double distance(const char *in, const char *out) {
   return s.kl;
 }
 
+static bool plainly; /* rounding without a search */
+
 static double written(const char *in, int dtype, mr_quantize_method method, mr_sparsify sparsify) {
   const char *out = temp_path("out.gguf");
   mr_quantize_opts o = options(in, out, dtype, method, sparsify);
+  o.plain = plainly;
   mr_quantize_report r;
   mr_err err = MR_ERR_INIT;
   if (mr_quantize(&o, &r, &err))
@@ -105,16 +108,21 @@ static void methods_come_nearer(void **state) {
   (void)state;
   for (size_t i = 0; i < 2; i++) {
     double kl[5];
+    plainly = true;
+    double plain = written(model, types[i], MR_METHOD_NONE, MR_SPARSE_NO);
+    plainly = false;
     for (int m = 0; m < 5; m++)
       kl[m] = written(model, types[i], (mr_quantize_method)m, MR_SPARSE_NO);
-    print_message("%s: plain %.3f, importance %.3f, SmoothQuant %.3f, AWQ %.3f, GPTQ %.3f\n",
-                  mr_dtype_get(types[i])->name, kl[0], kl[1], kl[2], kl[3], kl[4]);
-    assert_true(kl[MR_METHOD_IMPORTANCE] < kl[MR_METHOD_PLAIN]);
-    assert_true(kl[MR_METHOD_GPTQ] < kl[MR_METHOD_IMPORTANCE]);
-    assert_true(kl[MR_METHOD_AWQ] < kl[MR_METHOD_PLAIN]);
+    print_message("%s: plain %.3f, search %.3f, importance %.3f, SmoothQuant %.3f, AWQ %.3f, GPTQ "
+                  "%.3f\n",
+                  mr_dtype_get(types[i])->name, plain, kl[0], kl[1], kl[2], kl[3], kl[4]);
+    for (int m = 0; m < 5; m++) {
+      assert_true(kl[m] < plain);
+      assert_true(m == MR_METHOD_GPTQ || kl[MR_METHOD_GPTQ] < kl[m]);
+    }
   }
   assert_true(written(model, MR_Q8_0, MR_METHOD_GPTQ, MR_SPARSE_NO) <
-              written(model, MR_Q8_0, MR_METHOD_PLAIN, MR_SPARSE_NO));
+              written(model, MR_Q8_0, MR_METHOD_NONE, MR_SPARSE_NO));
 }
 
 static void assert_two_of_four(const char *path) {
@@ -141,9 +149,9 @@ static void assert_two_of_four(const char *path) {
 
 static void sparse_matrices(void **state) {
   (void)state;
-  double wanda = written(model, MR_F16, MR_METHOD_PLAIN, MR_SPARSE_WANDA);
+  double wanda = written(model, MR_F16, MR_METHOD_NONE, MR_SPARSE_WANDA);
   assert_two_of_four(temp_path("out.gguf"));
-  double gpt = written(model, MR_F16, MR_METHOD_PLAIN, MR_SPARSE_SPARSEGPT);
+  double gpt = written(model, MR_F16, MR_METHOD_NONE, MR_SPARSE_SPARSEGPT);
   assert_two_of_four(temp_path("out.gguf"));
   print_message("2:4: Wanda %.3f, SparseGPT %.3f\n", wanda, gpt);
   assert_true(gpt < wanda);
@@ -209,6 +217,39 @@ static void directories(void **state) {
     }
 }
 
+/* A column of outliers that the matrix has not is refused. */
+static void outliers_are_checked(void **state) {
+  char in[4200];
+  mr_quantize_report r;
+  mr_err err = MR_ERR_INIT;
+  size_t len = 0;
+  uint64_t head;
+  mr_model *m;
+  (void)state;
+  if (!data_path("tiny/hf/qwen2"))
+    skip();
+  snprintf(in, sizeof in, "%s", data_path("tiny/hf/qwen2"));
+  mr_quantize_opts o = options(in, temp_path("dir"), MR_F32, MR_METHOD_IMPORTANCE, MR_SPARSE_NO);
+  o.form = MR_FORM_INT8_OUTLIERS;
+  assert_int_equal(mr_quantize_dir(&o, &r, &err), MR_OK);
+  char *file = read_whole(temp_path("dir/model.safetensors"), &len);
+  assert_non_null(file);
+  memcpy(&head, file, sizeof head);
+  char *at = strstr(file + 8, "outlier_columns");
+  assert_non_null(at);
+  at = strstr(at, "data_offsets\":[");
+  size_t offset = (size_t)strtoull(at + strlen("data_offsets\":["), NULL, 10);
+  int32_t column;
+  memcpy(&column, file + 8 + head + offset, 4);
+  assert_in_range(column, 0, 1000);
+  column = 1 << 20;
+  memcpy(file + 8 + head + offset, &column, 4);
+  temp_write("dir/model.safetensors", file, len);
+  free(file);
+  assert_int_equal(mr_model_open(&m, temp_path("dir"), &err), MR_E_DATA);
+  assert_non_null(strstr(err.text, "outlier_columns"));
+}
+
 static void directories_refused(void **state) {
   static const char *const names[] = {"hf/gpt2", "hf/mixtral", "hf/gpt_neox", "hf/deepseek_v3",
                                       "quant/awq-4bit-g32"};
@@ -257,7 +298,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(factors_change_nothing), TEST(methods_come_nearer), TEST(sparse_matrices),
       TEST(budget_and_threads),     TEST(directories),         TEST(directories_refused),
-      TEST(allocations_fail),
+      TEST(outliers_are_checked),   TEST(allocations_fail),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -364,11 +364,42 @@ static void a_model_runs(void **state) {
   report("drivers");
 }
 
+/* Lost in the middle of a step: the step says so, with the code that a run ends with. */
+static void a_lost_device(void **state) {
+  (void)state;
+  const char *model = data_path("conformance/malformed/gguf/00-valid-baseline.gguf");
+  if (!model)
+    skip();
+  char path[4200];
+  snprintf(path, sizeof path, "%s", model);
+  mr_err err = MR_ERR_INIT;
+  engine e;
+  mr_kv_seq seq;
+  static const int32_t token = 5;
+  start(false, false);
+  fake.opts.lose_at = 150;
+  on_device = "cuda";
+  assert_int_equal(engine_open(&e, path, mr_kernels_best()->name, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_init(&seq, 64, &err), MR_OK);
+  mr_code rc = MR_OK;
+  for (int i = 0; i < 32 && !rc; i++) {
+    mr_run one = {.seq = &seq, .tokens = &token, .n = 1};
+    assert_int_equal(mr_kv_seq_reserve(e.kv, &seq, 1), MR_OK);
+    rc = mr_forward_step(e.f, &one, 1, NULL, &err);
+  }
+  assert_int_equal(rc, MR_E_UNAVAILABLE);
+  assert_true(seq.len > 0);
+  assert_non_null(strstr(err.text, "go on with the same command"));
+  mr_kv_seq_free(e.kv, &seq);
+  engine_close(&e);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(no_driver),         cmocka_unit_test(devices_are_listed),
       cmocka_unit_test(the_number_counts), cmocka_unit_test(code_fits_the_device),
       cmocka_unit_test(errors_have_words), cmocka_unit_test(a_model_runs),
+      cmocka_unit_test(a_lost_device),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 #include "io/mem.h"
@@ -71,11 +73,40 @@ static void copies_terminate(void **state) {
   mr_mem_free(p);
 }
 
+/* Whether a process that writes byte `at` ends by itself. */
+static int may_write(volatile unsigned char *p, size_t at) {
+  int status;
+  pid_t child = fork();
+  if (child == 0) {
+    p[at] = 1;
+    _exit(0);
+  }
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static void guarded_memory_ends(void **state) {
+  (void)state;
+  static const size_t sizes[] = {1, 256, 5000, 8192};
+  int64_t before = mr_mem_live();
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    size_t n = (sizes[i] + 255) & ~(size_t)255;
+    unsigned char *p = mr_mem_guarded(sizes[i]);
+    assert_non_null(p);
+    assert_int_equal((uintptr_t)p % 256, 0);
+    assert_true(may_write(p, n - 1));
+    assert_false(may_write(p, n));
+    mr_mem_free(p);
+  }
+  assert_int_equal(mr_mem_live(), before);
+  assert_null(mr_mem_guarded(SIZE_MAX));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(products_are_checked),       cmocka_unit_test(nth_allocation_fails),
       cmocka_unit_test(pages_are_aligned_and_zero), cmocka_unit_test(growth_keeps_contents),
-      cmocka_unit_test(copies_terminate),
+      cmocka_unit_test(copies_terminate),           cmocka_unit_test(guarded_memory_ends),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
