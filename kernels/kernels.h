@@ -110,6 +110,16 @@ typedef struct mr_attn {
                           call lie in, of this kv head, as MR_KV_OWN_TYPE */
 } mr_attn;
 
+/* First key that the token at pos sees. */
+static inline int mr_attn_first(const mr_attn *a, int pos) {
+  int first = 0;
+  if (a->window > 0 && pos - a->window + 1 > first)
+    first = pos - a->window + 1;
+  if (a->chunk > 0 && pos - pos % a->chunk > first)
+    first = pos - pos % a->chunk;
+  return first;
+}
+
 /* ------------------------------------------------------------------ the table */
 typedef enum mr_act {
   MR_ACT_SILU,

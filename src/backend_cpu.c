@@ -193,9 +193,7 @@ static void finish(mr_backend *b, mr_buf *logits, float scale, float cap) {
 
 static void cpu_close(mr_backend *b) {
   mr_cpu *c = cpu(b);
-  mr_rope_close(&c->rope[0]);
-  mr_rope_close(&c->rope[1]);
-  mr_rope_close(&c->rope[2]);
+  mr_rope_close_all(c->rope);
   mr_cpu_experts_close(c->experts);
   mr_cpu_lora_close(c->lora);
   mr_mem_free(c->packed);
@@ -283,11 +281,7 @@ mr_code mr_backend_cpu_open(mr_backend **out, const mr_model *m, const mr_kernel
                               : mr_err_set(err, MR_E_NOMEM, "out of memory for a step of %d tokens",
                                            max_tokens);
   if (!rc)
-    rc = mr_rope_open(&c->rope[0], &m->c, m->rope_freqs, false, err);
-  if (!rc)
-    rc = mr_rope_open(&c->rope[1], &m->c, m->rope_freqs, true, err);
-  if (!rc && m->c.rope_scaling == MR_SCALING_LONGROPE)
-    rc = mr_rope_open(&c->rope[2], &m->c, m->c.rope_long, false, err);
+    rc = mr_rope_open_all(c->rope, &m->c, m->rope_freqs, err);
   if (rc) {
     cpu_close(&c->base);
     return rc;

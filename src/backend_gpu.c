@@ -336,8 +336,7 @@ size_t mr_gpu_step_bytes(const mr_model *m, const mr_device *dev, int max_tokens
 
 static void gpu_close(mr_backend *b) {
   mr_gpu *g = gpu(b);
-  for (int i = 0; i < 3; i++)
-    mr_rope_close(&g->rope[i]);
+  mr_rope_close_all(g->rope);
   mr_gpu_moe_close(g);
   if (g->side.host)
     g->dev->ops->host_release(g->dev, g->side.host);
@@ -363,16 +362,6 @@ static const mr_backend_ops gpu_ops = {.name = "gpu",
                                        .add = add,
                                        .finish = finish,
                                        .end = end};
-
-static mr_code open_ropes(mr_gpu *g, mr_err *err) {
-  const mr_model *m = g->m;
-  mr_code rc = mr_rope_open(&g->rope[0], &m->c, m->rope_freqs, false, err);
-  if (!rc)
-    rc = mr_rope_open(&g->rope[1], &m->c, m->rope_freqs, true, err);
-  if (!rc && m->c.rope_scaling == MR_SCALING_LONGROPE)
-    rc = mr_rope_open(&g->rope[2], &m->c, m->c.rope_long, false, err);
-  return rc;
-}
 
 static mr_code take_memory(mr_gpu *g, mr_err *err) {
   size_t logits = (size_t)g->max_logits * padded((size_t)g->m->c.n_vocab) * sizeof(float);
@@ -422,7 +411,7 @@ mr_code mr_backend_gpu_open(mr_backend **out, const mr_model *m, mr_device *dev,
   g->max_logits = max_logits;
   mr_code rc = mr_device_fail(dev, dev->ops->stream_new(dev, &g->stream), err);
   if (!rc)
-    rc = open_ropes(g, err);
+    rc = mr_rope_open_all(g->rope, &m->c, m->rope_freqs, err);
   if (!rc)
     rc = mr_gpu_load_weights(g, err);
   if (!rc)

@@ -84,6 +84,21 @@ void mr_rope_close(mr_rope_table *t) {
   *t = (mr_rope_table){0};
 }
 
+mr_code mr_rope_open_all(mr_rope_table t[3], const mr_config *c, const float *factors,
+                         mr_err *err) {
+  mr_code rc = mr_rope_open(&t[0], c, factors, false, err);
+  if (!rc)
+    rc = mr_rope_open(&t[1], c, factors, true, err);
+  if (!rc && c->rope_scaling == MR_SCALING_LONGROPE)
+    rc = mr_rope_open(&t[2], c, c->rope_long, false, err);
+  return rc;
+}
+
+void mr_rope_close_all(mr_rope_table t[3]) {
+  for (int i = 0; i < 3; i++)
+    mr_rope_close(&t[i]);
+}
+
 void mr_rope_fill(mr_rope_table *t, int pos) {
   if (!t->n_rot || t->filled[pos])
     return;

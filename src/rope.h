@@ -29,6 +29,11 @@ mr_code mr_rope_open(mr_rope_table *t, const mr_config *c, const float *factors,
                      mr_err *err);
 void mr_rope_close(mr_rope_table *t);
 
+/* The tables of a model: global, local, global for long prompts (longrope; else empty). factors as
+ * above. After an error they are to be closed too. */
+mr_code mr_rope_open_all(mr_rope_table t[3], const mr_config *c, const float *factors, mr_err *err);
+void mr_rope_close_all(mr_rope_table t[3]);
+
 /* 0 <= pos < n_pos. */
 void mr_rope_fill(mr_rope_table *t, int pos);
 

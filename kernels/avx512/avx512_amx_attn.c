@@ -76,15 +76,6 @@ V_INLINE vf exp2_of(vf x) {
   return vscale2(p, x); /* times 2^floor(x) */
 }
 
-static int first_key(const mr_attn *a, int pos) {
-  int first = 0;
-  if (a->window > 0 && pos - a->window + 1 > first)
-    first = pos - a->window + 1;
-  if (a->chunk > 0 && pos - pos % a->chunk > first)
-    first = pos - pos % a->chunk;
-  return first;
-}
-
 /* ------------------------------------------------------------------ codes of 8 bits */
 /* n codes, a multiple of 32 */
 V_INLINE void expand_as(uint8_t *to, const uint8_t *code, size_t n, mr_kv_type type) {
@@ -135,7 +126,7 @@ static void open_span(const work *w, span *sp, int first) {
   end = end <= w->last ? end : w->last + 1;
   sp->first = first;
   sp->n = end - first;
-  sp->whole = end * BLOCK <= pos0 + 1 && first_key(w->a, w->pos1) <= first * BLOCK;
+  sp->whole = end * BLOCK <= pos0 + 1 && mr_attn_first(w->a, w->pos1) <= first * BLOCK;
   for (int i = 0; i < sp->n; i++) {
     sp->k[i] = w->a->pages[first + i] + w->at;
     sp->v[i] = sp->k[i] + w->part;
@@ -169,7 +160,7 @@ V_INLINE uint32_t bits_below(int n) {
 static void shape_row(const work *w, float *s, int row, int base) {
   const mr_attn *a = w->a;
   int pos = a->pos0 + w->q0 + row / w->group, head = w->kv_head * w->group + row % w->group;
-  uint32_t seen = bits_below(pos + 1 - base) & ~bits_below(first_key(a, pos) - base);
+  uint32_t seen = bits_below(pos + 1 - base) & ~bits_below(mr_attn_first(a, pos) - base);
   for (int j = 0; j < BLOCK; j += VL) {
     vf v = vload(s + j);
     if (a->softcap > 0.0f)
@@ -386,7 +377,7 @@ static void attention(const mr_attn *a, int kv_head, int q0, int q1, void *scrat
   }
   work w;
   begin(&w, a, kv_head, q0, q1, scratch);
-  int first = first_key(a, a->pos0 + q0) / BLOCK, turn = 0;
+  int first = mr_attn_first(a, a->pos0 + q0) / BLOCK, turn = 0;
   span sp[2];
   tile_configure(w.each, 1u << 2 | 1u << 3);
   open_span(&w, &sp[0], first);

@@ -158,11 +158,7 @@ static void add_block(const mr_attn *a, int head, int pos, const float *q, float
 }
 
 static void attend(const mr_attn *a, int kv_head, int head, int t) {
-  int pos = a->pos0 + t, first = 0;
-  if (a->window > 0 && pos - a->window + 1 > first)
-    first = pos - a->window + 1;
-  if (a->chunk > 0 && pos / a->chunk * a->chunk > first)
-    first = pos / a->chunk * a->chunk;
+  int pos = a->pos0 + t, first = mr_attn_first(a, pos);
   size_t at = (size_t)head * (size_t)a->head_dim;
   size_t part = mr_kv_part_bytes(a->type, a->head_dim);
   const float *q = a->q + (size_t)t * a->q_ld + at;

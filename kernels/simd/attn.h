@@ -100,16 +100,6 @@ static void attn_product(attn_tile t, int r0, int r1, int n, mr_kv_type type) {
   }
 }
 
-/* First key that the token at pos sees. */
-static int attn_first(const mr_attn *a, int pos) {
-  int first = 0;
-  if (a->window > 0 && pos - a->window + 1 > first)
-    first = pos - a->window + 1;
-  if (a->chunk > 0 && pos - pos % a->chunk > first)
-    first = pos - pos % a->chunk;
-  return first;
-}
-
 /* softcap, slope and mask of one row's scores of the block at base; returns their maximum */
 V_INLINE float attn_scores(const mr_attn *a, float *s, int pos, int first, int head, int base) {
   vf lo = vset1((float)(first - base)), hi = vset1((float)(pos + 1 - base));
@@ -135,7 +125,7 @@ V_INLINE float attn_scores(const mr_attn *a, float *s, int pos, int first, int h
 static void attn_maxima(const attn_work *w, int t0, int t1, int base) {
   const mr_attn *a = w->a;
   for (int t = t0, r = t0 * w->group; t < t1; t++) {
-    int pos = a->pos0 + w->q0 + t, first = attn_first(a, pos);
+    int pos = a->pos0 + w->q0 + t, first = mr_attn_first(a, pos);
     for (int h = w->kv_head * w->group; h < (w->kv_head + 1) * w->group; h++, r++) {
       float m = attn_scores(a, w->s + (size_t)r * BLOCK, pos, first, h, base), old = w->max[r];
       w->max[r] = m > old ? m : old;
@@ -233,11 +223,11 @@ static void simd_attention(const mr_attn *a, int kv_head, int q0, int q1, void *
   size_t at = a->layer_offset + 2 * (size_t)kv_head * part;
   int last = (a->pos0 + q1 - 1) / BLOCK, from = q0; /* from: first token that sees the block or one
                                                        after it */
-  for (int b = attn_first(a, a->pos0 + q0) / BLOCK, to = q0; b <= last; b++) {
+  for (int b = mr_attn_first(a, a->pos0 + q0) / BLOCK, to = q0; b <= last; b++) {
     int base = b * BLOCK;
     while (from < q1 && a->pos0 + from < base)
       from++;
-    while (to < q1 && attn_first(a, a->pos0 + to) < base + BLOCK)
+    while (to < q1 && mr_attn_first(a, a->pos0 + to) < base + BLOCK)
       to++;
     if (from >= to)
       continue;

@@ -217,6 +217,25 @@ static void check_probes(engine *e, probe *p, int n, const char *name) {
   n_probes += n;
 }
 
+/* The first rows of a directory's cases.jsonl, with their last logits from logits.f32. */
+static inline void check_cases(engine *e, const char *dir, int rows, int steps, const char *name) {
+  static probe p[MAX_SEQS];
+  char path[4600];
+  size_t len = 0;
+  snprintf(path, sizeof path, "%s/cases.jsonl", dir);
+  char *cases = read_whole(path, &len);
+  snprintf(path, sizeof path, "%s/logits.f32", dir);
+  char *logits = read_whole(path, &len);
+  assert_non_null(cases);
+  assert_non_null(logits);
+  int n = read_probes(p, cases, rows, MAX_PROMPT, steps);
+  for (int i = 0; i < n; i++)
+    p[i].last = (const float *)(const void *)(logits + (size_t)i * (size_t)e->m->c.n_vocab * 4);
+  check_probes(e, p, n, name);
+  free(cases);
+  free(logits);
+}
+
 static void reset(void) {
   worst_logprob = worst_logit = 0;
   n_probes = n_greedy = 0;

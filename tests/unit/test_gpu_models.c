@@ -21,12 +21,9 @@ static const char *const machines[] = {"warp 32, mma.sync", "wave 64, MFMA", "wa
 static int turn; /* models take the machines and orders by turns */
 
 static void check_dir(void **state) {
-  static probe p[MAX_SEQS];
   const char *dir = *state;
-  char path[4500];
   mr_err err = MR_ERR_INIT;
   engine e;
-  size_t len = 0;
   mr_sim_opts opts = {
       .machine = turn % 3,
       .memory = MEMORY,
@@ -38,19 +35,8 @@ static void check_dir(void **state) {
   on_sim = &opts;
   if (engine_open(&e, dir, mr_kernels_best()->name, &err))
     fail_msg("%s: %s", dir, err.text);
-  snprintf(path, sizeof path, "%s/cases.jsonl", dir);
-  char *cases = read_whole(path, &len);
-  snprintf(path, sizeof path, "%s/logits.f32", dir);
-  char *logits = read_whole(path, &len);
-  assert_non_null(cases);
-  assert_non_null(logits);
-  int n = read_probes(p, cases, PROBES, MAX_PROMPT, STEPS);
-  for (int i = 0; i < n; i++)
-    p[i].last = (const float *)(const void *)(logits + (size_t)i * (size_t)e.m->c.n_vocab * 4);
-  check_probes(&e, p, n, dir);
+  check_cases(&e, dir, PROBES, STEPS, dir);
   engine_close(&e);
-  free(cases);
-  free(logits);
   report(machines[opts.machine]);
 }
 

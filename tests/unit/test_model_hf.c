@@ -15,30 +15,16 @@
 #define MAX_DIRS 128
 
 static void check_dir(const char *dir, const char *name) {
-  static probe p[MAX_SEQS];
-  char path[4500];
   mr_err err = MR_ERR_INIT;
   engine e;
-  size_t len = 0;
   if (engine_open(&e, dir, mr_kernels_best()->name, &err)) {
     mr_model_close(e.m);
     mr_pool_free(e.pool);
     fail_msg("%s: %s", name, err.text);
   }
   reset();
-  snprintf(path, sizeof path, "%s/cases.jsonl", dir);
-  char *cases = read_whole(path, &len);
-  snprintf(path, sizeof path, "%s/logits.f32", dir);
-  char *logits = read_whole(path, &len);
-  assert_non_null(cases);
-  assert_non_null(logits);
-  int n = read_probes(p, cases, MAX_SEQS, MAX_PROMPT, MAX_STEPS);
-  for (int i = 0; i < n; i++)
-    p[i].last = (const float *)(const void *)(logits + (size_t)i * (size_t)e.m->c.n_vocab * 4);
-  check_probes(&e, p, n, name);
+  check_cases(&e, dir, MAX_SEQS, MAX_STEPS, name);
   engine_close(&e);
-  free(cases);
-  free(logits);
   report(name);
 }
 

@@ -35,26 +35,12 @@ static const char *data(const char *rest) {
 }
 
 static void check_model(const char *path, const char *dir, const char *name) {
-  static probe p[MAX_SEQS];
-  char file[4600];
   mr_err err = MR_ERR_INIT;
   engine e;
-  size_t len = 0;
   if (engine_open(&e, path, mr_kernels_best()->name, &err))
     fail_msg("%s: %s", name, err.text);
-  snprintf(file, sizeof file, "%s/cases.jsonl", dir);
-  char *cases = read_whole(file, &len);
-  snprintf(file, sizeof file, "%s/logits.f32", dir);
-  char *logits = read_whole(file, &len);
-  assert_non_null(cases);
-  assert_non_null(logits);
-  int n = read_probes(p, cases, MAX_SEQS, MAX_PROMPT, MAX_STEPS);
-  for (int i = 0; i < n; i++)
-    p[i].last = (const float *)(const void *)(logits + (size_t)i * (size_t)e.m->c.n_vocab * 4);
-  check_probes(&e, p, n, name);
+  check_cases(&e, dir, MAX_SEQS, MAX_STEPS, name);
   engine_close(&e);
-  free(cases);
-  free(logits);
 }
 
 /* Every directory either is refused with a reason or gives the reference's numbers. */
