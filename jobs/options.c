@@ -22,7 +22,8 @@
 #define JSON (1u << MR_CMD_PLAN | 1u << MR_CMD_STATUS | 1u << MR_CMD_CHECK | SCORE)
 
 const option mr_options[] = {
-    {"model", 'm', K_TEXT, AT(model), 0, "FILE", RUN, "the model (GGUF)"},
+    {"model", 'm', K_TEXT, AT(model), 0, "PATH", RUN,
+     "the model: a GGUF file or a Hugging Face directory"},
     {"lora", 0, K_ADAPTER, 0, 0, "NAME=DIR", RUN,
      "a PEFT adapter for the rows whose model is NAME; may be given again"},
     {"output", 'o', K_TEXT, AT(output), 0, "OUT", RUN | MERGE,
