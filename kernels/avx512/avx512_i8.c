@@ -8,7 +8,7 @@
 #include "kernels/avx512/avx512.h"
 #include "kernels/ref/ref.h"
 
-#define TILE_ROWS 6
+#define TILE_ROWS 8
 #define STEPS (GROUP / 4)
 #define AMX_MIN_ROWS 5
 
@@ -149,11 +149,6 @@ static void pack_panel(void *dst, const float *w, size_t ld, int cols, int k) {
 }
 
 /* ------------------------------------------------------------------ register tiles */
-/* Row i of a tile: addresses of six rows out of two registers, so that none is computed. */
-INLINE const int8_t *row_at(const int8_t *x, const int8_t *x3, size_t row_bytes, int i) {
-  return (i < 3 ? x : x3) + (size_t)(i % 3) * row_bytes;
-}
-
 INLINE __m512i broadcast4(const int8_t *p) {
   int32_t v;
   memcpy(&v, p, sizeof v);
@@ -167,10 +162,27 @@ typedef struct ahead {
   size_t stride;
 } ahead;
 
+/* Sums of rows x panel p into y: straight where no bias and no missing column is in the way. */
+INLINE void finish_tile(const i8_gemm *g, int i0, int p, __m512 y[][2], int rows) {
+  if (g->bias != NULL || (p + 1) * NR > g->n) {
+    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < 2; j++)
+        i8_finish(g, i0 + i, 2 * p + j, y[i][j]);
+    return;
+  }
+  float *out = g->y + (size_t)i0 * g->ldy + p * NR;
+  if (g->accumulate) {
+    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < 2; j++) y[i][j] =
+        _mm512_add_ps(y[i][j], _mm512_loadu_ps(out + (size_t)i * g->ldy + j * HALF));
+  }
+  UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < 2; j++)
+      _mm512_storeu_ps(out + (size_t)i * g->ldy + j * HALF, y[i][j]);
+}
+
 /* rows x panel p of y; `rows` and `lines` are constants */
 INLINE void tile(const i8_gemm *g, int i0, int p, ahead next, int rows, int lines) {
   const size_t row_bytes = g->row_bytes, step = row_bytes / 4;
-  const int8_t *x = g->x + (size_t)i0 * row_bytes, *x3 = x + 3 * row_bytes;
+  const int8_t *x = g->x + (size_t)i0 * row_bytes, *x3 = x + 3 * row_bytes,
+               *x6 = x3 + 3 * row_bytes;
   const float *sa = i8_scales(x, g->groups);
   const int32_t *start = i8_starts(x, g->groups);
   const uint8_t *w[2] = {i8_half(g, 2 * p), i8_half(g, 2 * p + 1)};
@@ -180,7 +192,7 @@ INLINE void tile(const i8_gemm *g, int i0, int p, ahead next, int rows, int line
     i8_ask(g, i0 + i, p);
   }
   for (int q = 0; q < g->groups;
-       q++, w[0] += GROUP_BYTES, w[1] += GROUP_BYTES, x += GROUP, x3 += GROUP) {
+       q++, w[0] += GROUP_BYTES, w[1] += GROUP_BYTES, x += GROUP, x3 += GROUP, x6 += GROUP) {
     __m512i sum[TILE_ROWS][2];
     UNROLL for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] =
         _mm512_set1_epi32(start[(size_t)i * step + (size_t)q]);
@@ -189,7 +201,7 @@ INLINE void tile(const i8_gemm *g, int i0, int p, ahead next, int rows, int line
       UNROLL for (int l = 0; l < lines; l++, next.at += next.stride)
           _mm_prefetch((const char *)next.at, _MM_HINT_T0);
       UNROLL for (int i = 0; i < rows; i++) {
-        __m512i a = broadcast4(row_at(x, x3, row_bytes, i) + s * 4);
+        __m512i a = broadcast4((i < 3 ? x : i < 6 ? x3 : x6) + (size_t)(i % 3) * row_bytes + s * 4);
         sum[i][0] = dot4(sum[i][0], w0, a);
         sum[i][1] = dot4(sum[i][1], w1, a);
       }
@@ -203,11 +215,10 @@ INLINE void tile(const i8_gemm *g, int i0, int p, ahead next, int rows, int line
       }
     }
   }
-  UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < 2; j++)
-      i8_finish(g, i0 + i, 2 * p + j, y[i][j]);
+  finish_tile(g, i0, p, y, rows);
 }
 
-/* Of several tiles each has three rows or more. */
+/* Of several tiles each has four rows or more. */
 static void any_tile(const i8_gemm *g, int i0, int p, ahead next, int rows, int lines) {
 #define CASE(R, L)                                                                                 \
   case (R)*4 + (L):                                                                                \
@@ -220,11 +231,14 @@ static void any_tile(const i8_gemm *g, int i0, int p, ahead next, int rows, int 
     CASE(4, 2);
     CASE(5, 2);
     CASE(6, 2);
-    CASE(3, 1);
+    CASE(7, 2);
+    CASE(8, 2);
     CASE(4, 1);
     CASE(5, 1);
+    CASE(6, 1);
+    CASE(7, 1);
   default:
-    tile(g, i0, p, next, 6, 1);
+    tile(g, i0, p, next, 8, 1);
     break;
   }
 #undef CASE
