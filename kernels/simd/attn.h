@@ -2,9 +2,11 @@
  *
  * A K part is transposed, [head_dim][32], so that lanes are keys; a V part is [32][head_dim]. Rows
  * are the query heads of one kv head, for each token of the call. They meet keys a span at a time:
- * SPAN blocks, from fixed positions. K and V are made float32 once a span, in the cache; then all
- * scores = q K; a running maximum and sum for each row (online softmax, Milakov and Gimelshein
- * 2018); then out = out * shrink + p V, in tiles of rows that stay in registers.
+ * SPAN blocks, from fixed positions: all scores = q K; a running maximum and sum for each row
+ * (online softmax, Milakov and Gimelshein 2018); then out = out * shrink + p V, all in tiles of
+ * rows that stay in registers. Few rows (decoding) read the parts as they are stored, each once,
+ * and ask for parts to come meanwhile, as memory is what they wait for; for more rows K and V are
+ * made float32 once a span, in the cache.
  *
  * A score is one chain of fused multiply-adds along head_dim, an output one along the keys. A row
  * meets the spans that hold a key it sees, from position 0 up, and a masked key has p = 0, which
