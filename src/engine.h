@@ -111,6 +111,12 @@ typedef struct mr_result {
 
 void mr_result_free(mr_result *r);
 
+typedef struct mr_engine_left { /* of the requests in flight that generate and are not held back */
+  uint64_t tokens;              /* that they may still choose at most, all together */
+  uint64_t longest;             /* ... and the most of one choice */
+  uint64_t sequences;           /* choices that go on */
+} mr_engine_left;
+
 typedef struct mr_engine_stats { /* sums since open */
   uint64_t steps, output_tokens, logit_rows;
   uint64_t prompt_tokens_computed; /* continuations that are scored, too */
@@ -156,5 +162,11 @@ void mr_engine_keep_prefixes(mr_engine *e, double seconds);
 mr_code mr_engine_save(mr_engine *e, const char *prefix, uint64_t max_bytes, double seconds,
                        mr_err *err);
 void mr_engine_stats_get(const mr_engine *e, mr_engine_stats *out);
+void mr_engine_left_get(const mr_engine *e, mr_engine_left *out);
+/* Holds back the request that has most left to choose, the youngest of equals, so that the others
+ * end sooner: it takes part in no step, but stays where it is. false: none could be. */
+bool mr_engine_hold(mr_engine *e);
+/* Lets the one go on that was held back last. false: there is none. */
+bool mr_engine_release(mr_engine *e);
 
 #endif
