@@ -6,6 +6,7 @@
 #include "jobs/run.h"
 #include "jobs/schedule.h"
 #include "jobs/signals.h"
+#include "src/machine.h"
 
 #define FIRST_ROWS 8
 #define SAVE_S 4.0 /* for keys and values of rows in flight, of the 10 s that a stop may take */
@@ -17,7 +18,6 @@
 #define KEEP_ALL_S 600.0
 #define AHEAD 32
 #define DEFERRED_MAX 16384
-#define PREDICTED_ROWS_MAX 1000000
 
 /* A row that would not end before the deadline: others are looked for that do. */
 typedef struct deferred {
@@ -74,8 +74,7 @@ static double work_of(const mr_plan_entry *e) {
   return (double)e->n_prompt + (double)e->n_out;
 }
 
-/* Whether this run has to compute the row. */
-static bool is_open(const mr_run *r, uint64_t row) {
+bool mr_run_is_open(const mr_run *r, uint64_t row) {
   return mr_shard_has(r->shard, row) &&
          !mr_commit_is_done(r->commit, mr_shard_local(r->shard, row));
 }
@@ -84,14 +83,14 @@ static mr_code count_work(mr_run *r, mr_err *err) {
   mr_plan_scan s;
   mr_plan_scan_start(&s, r->plan, err);
   while (mr_plan_scan_next(&s))
-    if (s.e->kind != MR_ROW_BAD && is_open(r, s.row))
+    if (s.e->kind != MR_ROW_BAD && mr_run_is_open(r, s.row))
       r->now.work += work_of(s.e);
   return s.rc;
 }
 
 /* Rows that the run before had begun come before the others. */
 static bool skip_row(void *ctx, uint64_t row) {
-  return !is_open(ctx, row) || mr_saved_has(((mr_run *)ctx)->saved, row);
+  return !mr_run_is_open(ctx, row) || mr_saved_has(((mr_run *)ctx)->saved, row);
 }
 
 /* ---- lines into the commit */
@@ -172,7 +171,7 @@ static bool next_begun(loop *l, uint64_t *row) {
   const mr_run *r = l->r;
   while (l->begun < mr_saved_rows(r->saved)) {
     *row = mr_saved_at(r->saved, l->begun++)->row;
-    if (*row < mr_plan_rows(r->plan) && is_open(r, *row))
+    if (*row < mr_plan_rows(r->plan) && mr_run_is_open(r, *row))
       return true;
   }
   return false;
@@ -589,7 +588,9 @@ static mr_code load_and_run(loop *l, mr_err *err) {
   r->report.info = *mr_engine_describe(l->engine);
   r->report.has_engine = true;
   mr_run_tick(r, "run");
+  double began = mr_sys_seconds(), waited = mr_machine_waited_s();
   rc = run_engine(l, err);
+  r->report.waited_share = (mr_machine_waited_s() - waited) / (mr_sys_seconds() - began);
   if (!rc)
     mr_engine_keep_prefixes(l->engine,
                             r->stopped ? within_deadline(r, KEEP_S, save_s(l)) : KEEP_ALL_S);
@@ -620,30 +621,6 @@ static mr_code load_begun(mr_run *r, mr_err *err) {
   return rc;
 }
 
-/* What the rows that are left will take, where `plan` has measured this machine. The run needs it
- * for its report only, so a failure is none of the job. */
-static mr_code predict(mr_run *r, mr_schedule *order, mr_err *err) {
-  mr_err ignored = MR_ERR_INIT;
-  if (r->saved || mr_schedule_left(order) > PREDICTED_ROWS_MAX || !mr_schedule_left(order))
-    return MR_OK;
-  r->profile = mr_mem_alloc(1, sizeof *r->profile);
-  if (!r->profile)
-    return nomem(err);
-  mr_profile_load(r->profile, &r->estimate);
-  bool known = r->profile->measured;
-  if (known) {
-    mr_estimate_known(&r->said, &r->estimate, r->profile);
-    r->said.start_s += r->report.preflight_s;
-    known = mr_forecast_run(&r->forecast, r->plan, order, r->job.no_prefix_sharing, &r->said,
-                            &r->estimate, r->profile, &ignored) == MR_OK;
-  }
-  if (!known) {
-    mr_mem_free(r->profile);
-    r->profile = NULL;
-  }
-  return mr_schedule_rewind(order, err);
-}
-
 /* --expire: what has no result at the deadline gets its error line, and the job is finished. */
 static mr_code expire_rows(mr_run *r, loop *l, mr_err *err) {
   mr_row_error why = {.message = "This row was not executed before the job's deadline.",
@@ -652,7 +629,7 @@ static mr_code expire_rows(mr_run *r, loop *l, mr_err *err) {
   mr_code rc = MR_OK;
   for (uint64_t row = 0; !rc && row < mr_plan_rows(r->plan); row++) {
     mr_plan_record rec;
-    if (!is_open(r, row))
+    if (!mr_run_is_open(r, row))
       continue;
     rc = mr_plan_read(r->plan, row, &rec, err);
     if (rc)
@@ -701,7 +678,7 @@ mr_code mr_run_rows(mr_run *r, mr_err *err) {
   if (!rc)
     rc = mr_schedule_open(&l.schedule, r->plan, r->paths.run, 0, skip_row, r, err);
   if (!rc)
-    rc = predict(r, l.schedule, err);
+    rc = mr_run_predict(r, l.schedule, err);
   if (!rc)
     rc = bad_rows(&l, &more, err);
   if (!rc && mr_signals_stop())

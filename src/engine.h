@@ -19,6 +19,7 @@
 #define MR_SRC_ENGINE_H
 
 #include "src/kvtier.h" /* mr_kv_policy */
+#include "src/prefixstore.h"
 #include "src/prompt.h"
 #include "src/sampler.h"
 
@@ -59,6 +60,8 @@ typedef struct mr_engine_info {
   int context, n_vocab, max_batch, max_step_tokens, threads;
   uint64_t n_params, weight_bytes, packed_bytes;     /* packed: with the adapters */
   uint64_t kv_bytes_per_token, kv_memory, kv_tokens; /* budget in bytes and in tokens */
+  uint64_t kv_disk;                                  /* as asked for */
+  mr_kv_policy policy;                               /* that kv_policy names */
   int kv_own_pages; /* of each sequence, beside a page for each 32 tokens (src/kvcache.h) */
   double flops_per_prompt_token, flops_per_output_token;
   double load_s;
@@ -139,6 +142,11 @@ mr_code mr_engine_open(mr_engine **out, const mr_engine_opts *opts, const mr_pro
                        mr_err *err);
 void mr_engine_close(mr_engine *e);
 const mr_engine_info *mr_engine_describe(const mr_engine *e);
+
+/* The prefix cache of these options, to look into; *out NULL: there is none, or nothing for this
+ * model. info: of mr_engine_estimate. MR_E_NOMEM. */
+mr_code mr_engine_look_store(mr_prefixstore **out, const mr_engine_opts *opts,
+                             const mr_engine_info *info, mr_err *err);
 
 /* KV bytes, chosen batch and step size for these options without loading weights; fills *info
  * (load_s 0). */

@@ -167,7 +167,7 @@ void mr_flight_forget(mr_engine *e, mr_flight *f);
 /* engine_save.c: takes up what a run before had done of it. MR_E_NOMEM. */
 mr_code mr_flight_resume(mr_engine *e, mr_flight *f, mr_err *err);
 /* A digest of all that says what the bytes of a page mean, beside the model. */
-uint64_t mr_engine_layout(const mr_engine *e);
+uint64_t mr_engine_layout(const mr_engine_info *info);
 
 /* The sequence is over: its pages and reservation are free again. */
 void mr_flight_retire(mr_engine *e, mr_flight *f, mr_sequence *s);
