@@ -172,25 +172,30 @@ static void gemm_is_right(void **state) {
 }
 
 /* m rows at once, from every start, in any split of the panels: the bits of one row alone. */
-static void invariance_on(const mr_kernels *k) {
+static void invariance_of(const mr_kernels *k, mr_scheme s, int with_bias) {
   enum { M = 70, N = 75, K = 200 };
-  for (int s = 0; s < MR_SCHEMES; s++) {
-    problem p = problem_new(&k->gemm[s], M, N, K);
-    size_t rb = p.o->row_bytes(K);
-    float *alone = take(M * N * 4), *y = take(M * N * 4);
-    for (int i = 0; i < M; i++)
-      p.o->gemm(alone + i * N, N, p.px + (size_t)i * rb, 1, p.pw, 0, p.panels, N, K, p.bias, 0);
-    for (int m = 1; m <= M; m++)
-      for (int i0 = 0; i0 + m <= M; i0 += m + 3) {
-        memset(y, 0, (size_t)m * N * 4);
-        int cut = m % (p.panels + 1);
-        p.o->gemm(y, N, p.px + (size_t)i0 * rb, m, p.pw, 0, cut, N, K, p.bias, 0);
-        p.o->gemm(y, N, p.px + (size_t)i0 * rb, m, p.pw, cut, p.panels, N, K, p.bias, 0);
-        assert_memory_equal(y, alone + i0 * N, (size_t)m * N * 4);
-      }
-    free(alone), free(y);
-    problem_free(&p);
-  }
+  problem p = problem_new(&k->gemm[s], M, N, K);
+  const float *bias = with_bias ? p.bias : NULL;
+  size_t rb = p.o->row_bytes(K);
+  float *alone = take(M * N * 4), *y = take(M * N * 4);
+  for (int i = 0; i < M; i++)
+    p.o->gemm(alone + i * N, N, p.px + (size_t)i * rb, 1, p.pw, 0, p.panels, N, K, bias, 1);
+  for (int m = 1; m <= M; m++)
+    for (int i0 = 0; i0 + m <= M; i0 += m + 3) {
+      memset(y, 0, (size_t)m * N * 4);
+      int cut = m % (p.panels + 1);
+      p.o->gemm(y, N, p.px + (size_t)i0 * rb, m, p.pw, 0, cut, N, K, bias, 1);
+      p.o->gemm(y, N, p.px + (size_t)i0 * rb, m, p.pw, cut, p.panels, N, K, bias, 1);
+      assert_memory_equal(y, alone + i0 * N, (size_t)m * N * 4);
+    }
+  free(alone), free(y);
+  problem_free(&p);
+}
+
+static void invariance_on(const mr_kernels *k) {
+  for (int s = 0; s < MR_SCHEMES; s++)
+    for (int with_bias = 0; with_bias < 2; with_bias++)
+      invariance_of(k, (mr_scheme)s, with_bias);
 }
 
 /* As many rows as take other loops: still the bits of one row alone. */
