@@ -1,7 +1,7 @@
 /* A linear operation is two phases: each row is normed (or gated) and packed by the worker that
  * takes it, once for all matrices that read it; then the matrices' panels are multiplied.
  *
- * A GEMM work item is (rows r0..r1-1) x (panels p0..p1-1 of one matrix). Items are numbered so that
+ * A GEMM work item is (rows r0..r1-1) x (panels p0..p1-1 of one matrix). Items are ordered so that
  * workers go through different panels of the same block of rows: the block's packed rows stay in
  * each worker's L2 cache and a panel of weights is read once a block. How the work is cut changes
  * no bits: a row's sums do not depend on it. */
@@ -90,11 +90,20 @@ static void copy_rows(void *ctx, int item, int worker) {
            (size_t)j->k * sizeof *line);
 }
 
+/* Which of n items is done as the `at`-th: as workers take turns, each walks in order through its
+ * own part of the panels, so that what a GEMM fetches past its last panel is what its worker needs
+ * next. */
+static int in_turn(int at, int n, int workers) {
+  int worker = at % workers, rest = n % workers;
+  return worker * (n / workers) + (worker < rest ? worker : rest) + at / workers;
+}
+
 static void multiply(void *ctx, int item, int worker) {
   const job *j = ctx;
   const mr_linear *op = j->op;
   (void)worker;
-  int block = item / j->first[op->n], at = item % j->first[op->n], i = 0;
+  int block = item / j->first[op->n], i = 0;
+  int at = in_turn(item % j->first[op->n], j->first[op->n], j->c->workers);
   while (at >= j->first[i + 1])
     i++;
   const mr_matrix *w = op->w[i];

@@ -8,8 +8,8 @@
 #include "kernels/avx512/avx512.h"
 #include "kernels/ref/ref.h"
 
-#define TILE_ROWS 6
-#define PREFETCH_AHEAD (4 * GROUP_BYTES)
+#define TILE_ROWS 8
+#define STEPS (GROUP / 4)
 #define AMX_MIN_ROWS 5
 
 static int groups_of(int k) {
@@ -149,34 +149,59 @@ static void pack_panel(void *dst, const float *w, size_t ld, int cols, int k) {
 }
 
 /* ------------------------------------------------------------------ register tiles */
-static inline int32_t load4(const int8_t *p) {
+INLINE __m512i broadcast4(const int8_t *p) {
   int32_t v;
   memcpy(&v, p, sizeof v);
-  return v;
+  return _mm512_set1_epi32(v);
 }
 
-/* rows x panel p of y; `rows` and `cold` (the panel comes from memory: prefetch it) are constants
- */
-INLINE void tile(const i8_gemm *g, int i0, int p, int rows, int cold) {
-  const int8_t *x = g->x + (size_t)i0 * g->row_bytes;
+/* What a tile asks memory for while it works: in each of a group's steps `lines` (0 to 2, a
+ * constant) addresses, `stride` bytes apart. */
+typedef struct ahead {
+  const uint8_t *at;
+  size_t stride;
+} ahead;
+
+/* Sums of rows x panel p into y: straight where no bias and no missing column is in the way. */
+INLINE void finish_tile(const i8_gemm *g, int i0, int p, __m512 y[][2], int rows) {
+  if (g->bias != NULL || (p + 1) * NR > g->n) {
+    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < 2; j++)
+        i8_finish(g, i0 + i, 2 * p + j, y[i][j]);
+    return;
+  }
+  float *out = g->y + (size_t)i0 * g->ldy + p * NR;
+  if (g->accumulate) {
+    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < 2; j++) y[i][j] =
+        _mm512_add_ps(y[i][j], _mm512_loadu_ps(out + (size_t)i * g->ldy + j * HALF));
+  }
+  UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < 2; j++)
+      _mm512_storeu_ps(out + (size_t)i * g->ldy + j * HALF, y[i][j]);
+}
+
+/* rows x panel p of y; `rows` and `lines` are constants */
+INLINE void tile(const i8_gemm *g, int i0, int p, ahead next, int rows, int lines) {
+  const size_t row_bytes = g->row_bytes, step = row_bytes / 4;
+  const int8_t *x = g->x + (size_t)i0 * row_bytes, *x3 = x + 3 * row_bytes,
+               *x6 = x3 + 3 * row_bytes;
   const float *sa = i8_scales(x, g->groups);
   const int32_t *start = i8_starts(x, g->groups);
-  const size_t step = g->row_bytes / 4;
   const uint8_t *w[2] = {i8_half(g, 2 * p), i8_half(g, 2 * p + 1)};
   __m512 y[TILE_ROWS][2];
-  UNROLL for (int i = 0; i < rows; i++) y[i][0] = y[i][1] = _mm512_setzero_ps();
-  for (int q = 0; q < g->groups; q++, w[0] += GROUP_BYTES, w[1] += GROUP_BYTES) {
+  UNROLL for (int i = 0; i < rows; i++) {
+    y[i][0] = y[i][1] = _mm512_setzero_ps();
+    i8_ask(g, i0 + i, p);
+  }
+  for (int q = 0; q < g->groups;
+       q++, w[0] += GROUP_BYTES, w[1] += GROUP_BYTES, x += GROUP, x3 += GROUP, x6 += GROUP) {
     __m512i sum[TILE_ROWS][2];
     UNROLL for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] =
         _mm512_set1_epi32(start[(size_t)i * step + (size_t)q]);
-    for (int s = 0; s < GROUP / 4; s++) {
+    UNROLL for (int s = 0; s < STEPS; s++) {
       __m512i w0 = _mm512_load_si512(w[0] + s * 64), w1 = _mm512_load_si512(w[1] + s * 64);
-      if (cold) {
-        _mm_prefetch((const char *)w[0] + s * 64 + PREFETCH_AHEAD, _MM_HINT_T0);
-        _mm_prefetch((const char *)w[1] + s * 64 + PREFETCH_AHEAD, _MM_HINT_T0);
-      }
+      UNROLL for (int l = 0; l < lines; l++, next.at += next.stride)
+          _mm_prefetch((const char *)next.at, _MM_HINT_T0);
       UNROLL for (int i = 0; i < rows; i++) {
-        __m512i a = _mm512_set1_epi32(load4(x + (size_t)i * g->row_bytes + q * GROUP + s * 4));
+        __m512i a = broadcast4((i < 3 ? x : i < 6 ? x3 : x6) + (size_t)(i % 3) * row_bytes + s * 4);
         sum[i][0] = dot4(sum[i][0], w0, a);
         sum[i][1] = dot4(sum[i][1], w1, a);
       }
@@ -190,57 +215,46 @@ INLINE void tile(const i8_gemm *g, int i0, int p, int rows, int cold) {
       }
     }
   }
-  UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < 2; j++)
-      i8_finish(g, i0 + i, 2 * p + j, y[i][j]);
+  finish_tile(g, i0, p, y, rows);
 }
 
-static void any_tile(const i8_gemm *g, int i0, int p, int rows, int cold) {
-  switch (rows * 2 + cold) {
-  case 2:
-    tile(g, i0, p, 1, 0);
-    break;
-  case 3:
-    tile(g, i0, p, 1, 1);
-    break;
-  case 4:
-    tile(g, i0, p, 2, 0);
-    break;
-  case 5:
-    tile(g, i0, p, 2, 1);
-    break;
-  case 6:
-    tile(g, i0, p, 3, 0);
-    break;
-  case 7:
-    tile(g, i0, p, 3, 1);
-    break;
-  case 8:
-    tile(g, i0, p, 4, 0);
-    break;
-  case 9:
-    tile(g, i0, p, 4, 1);
-    break;
-  case 10:
-    tile(g, i0, p, 5, 0);
-    break;
-  case 11:
-    tile(g, i0, p, 5, 1);
-    break;
-  case 12:
-    tile(g, i0, p, 6, 0);
-    break;
+/* Of several tiles each has four rows or more. */
+static void any_tile(const i8_gemm *g, int i0, int p, ahead next, int rows, int lines) {
+#define CASE(R, L)                                                                                 \
+  case (R)*4 + (L):                                                                                \
+    tile(g, i0, p, next, R, L);                                                                    \
+    break
+  switch (rows * 4 + lines) {
+    CASE(1, 2);
+    CASE(2, 2);
+    CASE(3, 2);
+    CASE(4, 2);
+    CASE(5, 2);
+    CASE(6, 2);
+    CASE(7, 2);
+    CASE(8, 2);
+    CASE(4, 1);
+    CASE(5, 1);
+    CASE(6, 1);
+    CASE(7, 1);
   default:
-    tile(g, i0, p, 6, 1);
+    tile(g, i0, p, next, 8, 1);
     break;
   }
+#undef CASE
 }
 
+/* The tiles of a panel ask for the next panel meanwhile, each for its part. The last panel asks
+ * past p1: for what the worker does next, if the caller so orders its calls. */
 static void vnni_gemm(const i8_gemm *g) {
-  int tiles = (g->m + TILE_ROWS - 1) / TILE_ROWS;
+  const int tiles = (g->m + TILE_ROWS - 1) / TILE_ROWS, lines = tiles == 1 ? 2 : 1;
+  const int each = 2 * GROUP_BYTES / STEPS, asks = g->groups * STEPS * lines;
+  const size_t stride = (size_t)((each + tiles * lines - 1) / (tiles * lines));
   for (int p = g->p0; p < g->p1; p++)
     for (int t = 0; t < tiles; t++) {
       int i0 = (int)((int64_t)g->m * t / tiles), i1 = (int)((int64_t)g->m * (t + 1) / tiles);
-      any_tile(g, i0, p, i1 - i0, t == 0);
+      ahead next = {i8_half(g, 2 * p + 2) + (size_t)t * (size_t)asks * stride, stride};
+      any_tile(g, i0, p, next, i1 - i0, lines);
     }
 }
 
