@@ -9,6 +9,7 @@
 #include "kernels/dtype.h"
 
 #define PIECE ((size_t)8 << 20) /* bytes of the host's memory that go over at once */
+#define ROWS 16                 /* that are read at once */
 
 /* ------------------------------------------------------------------ sizes */
 
@@ -36,7 +37,7 @@ static bool is_shared(const mr_model *m, mr_gpu_scheme scheme) {
   return scheme != MR_GPU_SMALL && m->head.data == m->embed.data && m->head.n == m->embed.n &&
          m->head.k == m->embed.k && m->head.first == m->embed.first &&
          m->head.columns == m->embed.columns && m->head.quant == m->embed.quant &&
-         m->head.group == m->embed.group;
+         m->head.product == m->embed.product && m->head.group == m->embed.group;
 }
 
 static mr_gpu_scheme embed_scheme(mr_gpu_scheme scheme) {
@@ -94,7 +95,7 @@ static void round_int8(const mr_gpu_matrix *w, const float *row, uint8_t *to, ui
 
 typedef struct loader {
   mr_gpu *g;
-  float *row;
+  float *rows;       /* ROWS, and room for products */
   uint8_t *piece[2]; /* pinned; of the two planes, or of values and scales */
 } loader;
 
@@ -110,11 +111,14 @@ static mr_code fill(loader *l, const mr_gpu_matrix *w) {
     int n = rows < w->of->n - r0 ? rows : w->of->n - r0;
     for (int r = 0; r < n; r++) {
       uint8_t *a = l->piece[0] + (size_t)r * bytes, *b = l->piece[1] + (size_t)r * second;
-      mr_matrix_row(w->of, r0 + r, l->row);
+      int at = r % ROWS, several = ROWS < n - r ? ROWS : n - r;
+      const float *row = l->rows + (size_t)at * (size_t)w->of->k;
+      if (at == 0)
+        mr_matrix_rows(w->of, r0 + r, several, l->rows, l->rows + ROWS * (size_t)w->of->k);
       if (small)
-        round_int8(w, l->row, a, b);
+        round_int8(w, row, a, b);
       else
-        round_pairs(w, l->row, a, second ? b : NULL);
+        round_pairs(w, row, a, second ? b : NULL);
     }
     mr_device *d = l->g->dev;
     mr_code rc =
@@ -179,6 +183,20 @@ static mr_code load_all(loader *l, mr_err *err) {
   return rc;
 }
 
+/* Floats of ROWS rows of the largest matrix, with their room. */
+static size_t most_floats(const mr_model *m) {
+  size_t most = 0;
+  for (int i = -2; i < m->c.n_layers; i++)
+    for (int j = 0; j < (i < 0 ? 1 : mr_layer_matrices(m, &m->layers[i])); j++) {
+      const mr_matrix *w = i == -2   ? &m->head
+                           : i == -1 ? &m->embed
+                                     : mr_layer_matrix(&m->layers[i], j);
+      size_t floats = w->n ? ROWS * (size_t)w->k + mr_matrix_room(w, ROWS) : 0;
+      most = floats > most ? floats : most;
+    }
+  return most;
+}
+
 static int widest_row(const mr_model *m) {
   int k = m->head.k > m->embed.k ? m->head.k : m->embed.k;
   for (int i = 0; i < m->c.n_layers; i++)
@@ -190,16 +208,16 @@ static int widest_row(const mr_model *m) {
 }
 
 mr_code mr_gpu_load_weights(mr_gpu *g, mr_err *err) {
-  loader l = {.g = g, .row = mr_mem_alloc((size_t)widest_row(g->m), sizeof(float))};
+  loader l = {.g = g, .rows = mr_mem_alloc(most_floats(g->m), sizeof(float))};
   size_t piece = PIECE + 4 * (size_t)widest_row(g->m);
-  mr_code rc = l.row ? MR_OK : MR_E_NOMEM;
+  mr_code rc = l.rows ? MR_OK : MR_E_NOMEM;
   for (int i = 0; i < 2 && !rc; i++)
     rc = g->dev->ops->host_alloc(g->dev, piece, (void **)&l.piece[i]);
   rc = rc ? mr_err_set(err, MR_E_NOMEM, "out of memory for the weights") : load_all(&l, err);
   for (int i = 0; i < 2; i++)
     if (l.piece[i])
       g->dev->ops->host_release(g->dev, l.piece[i]);
-  mr_mem_free(l.row);
+  mr_mem_free(l.rows);
   if (rc)
     return rc;
   qsort(g->matrices, g->n_matrices, sizeof *g->matrices, by_address);

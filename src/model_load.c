@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "io/mem.h"
+#include "src/product.h"
 
 #define FAIL MR_LOAD_FAIL
 
@@ -81,9 +82,9 @@ void mr_load_vector(mr_loader *l, const float **out, const char *stem, const cha
   *out = v;
 }
 
-void mr_load_own(mr_matrix *w, const float *data, int n, int k) {
-  *w = (mr_matrix){.n = n, .k = k, .dtype = MR_F32, .data = (const uint8_t *)data};
-  w->row_bytes = (uint64_t)k * sizeof(float);
+mr_product *mr_load_product(mr_loader *l) {
+  size_t floats = (sizeof(mr_product) + sizeof(float) - 1) / sizeof(float);
+  return l->rc ? NULL : (mr_product *)(void *)mr_load_floats(l, floats);
 }
 
 /* gpt2's layers are stored as they are multiplied from the left: [k, n]. */
@@ -332,27 +333,25 @@ static void rope_freqs(mr_loader *l) {
            i, (double)m->rope_freqs[i]);
 }
 
-/* W [n, d] P, or W P' where P is given as [d, n]: rows of an embedding in the model's width. */
+/* W times P given as [d, in], or with `turned` as [in, d]: an embedding in the model's width. */
 static void projected(mr_loader *l, mr_matrix *w, const mr_matrix *p, bool turned) {
-  int rows = w->n, in = w->k, d = turned ? p->k : p->n;
-  float *own = l->rc ? NULL : mr_load_floats(l, (size_t)rows * (size_t)d);
-  float *e = mr_mem_alloc((size_t)in, sizeof *e), *row = mr_mem_alloc((size_t)p->k, sizeof *row);
-  if (own && e && row) {
-    for (int o = 0; o < p->n; o++) {
-      mr_matrix_row(p, o, row);
-      for (int r = 0; r < rows; r++) {
-        float *y = own + (size_t)r * (size_t)d;
-        mr_matrix_row(w, r, e);
-        for (int i = 0; i < p->k; i++)
-          y[turned ? i : o] += turned ? e[o] * row[i] : e[i] * row[i];
-      }
-    }
-    mr_load_own(w, own, rows, d);
-  } else if (!l->rc) {
-    FAIL(l, MR_E_NOMEM, "no memory for the embedding");
+  int in = w->k, d = turned ? p->k : p->n;
+  mr_product *product = mr_load_product(l);
+  float *own = product ? mr_load_floats(l, (size_t)in * (size_t)d) : NULL;
+  float *row = own ? mr_mem_alloc((size_t)p->k, sizeof *row) : NULL;
+  if (!row) {
+    if (!l->rc)
+      FAIL(l, MR_E_NOMEM, "no memory for the embedding");
+    return;
   }
-  mr_mem_free(e);
+  for (int o = 0; o < p->n; o++) {
+    mr_matrix_row(p, o, row);
+    for (int i = 0; i < p->k; i++)
+      own[turned ? (size_t)o * (size_t)d + (size_t)i : (size_t)i * (size_t)d + (size_t)o] = row[i];
+  }
   mr_mem_free(row);
+  *product = (mr_product){.kind = MR_PRODUCT_RIGHT, .w = *w, .right = own};
+  *w = mr_product_matrix(product, w->n, d);
 }
 
 static void embedding(mr_loader *l) {

@@ -2,6 +2,7 @@
 #include "src/model_load.h"
 
 #include "io/mem.h"
+#include "src/product.h"
 
 #define FAIL MR_LOAD_FAIL
 
@@ -146,55 +147,26 @@ void mr_load_experts(mr_loader *l, mr_layer *y) {
 
 /* ------------------------------------------------------------------ latent attention */
 
-/* Keys and values are low-rank: k = A c, v = B c of one latent c a token, which is what the cache
- * holds. q.(A c) = (A' q).c, and the sum of values is B of the sum of latents, so A joins the
- * query's matrix and B the output's: attention runs over latents with one key head. */
-
-/* y[i] += a * x[i] */
-static void add(float *y, const float *x, float a, int n) {
-  for (int i = 0; i < n; i++)
-    y[i] += a * x[i];
-}
-
-/* [heads*(latent + rope), in] from [heads*(nope + rope), in] and keys [heads, nope + v, latent]. */
-static void absorb_query(const mr_config *c, float *out, const mr_matrix *q, const float *kv_b,
-                         float *row) {
-  int in = q->k, latent = c->kv_lora, dims = c->nope_dims + c->rope_dims;
-  for (int h = 0; h < c->n_heads; h++) {
-    float *head = out + (size_t)h * (size_t)c->head_dim * (size_t)in;
-    const float *key = kv_b + (size_t)h * (size_t)(c->nope_dims + c->v_dims) * (size_t)latent;
-    for (int i = 0; i < dims; i++) {
-      mr_matrix_row(q, (int64_t)h * dims + i, row);
-      if (i >= c->nope_dims)
-        add(head + (size_t)(latent + i - c->nope_dims) * (size_t)in, row, 1, in);
-      else
-        for (int r = 0; r < latent; r++)
-          add(head + (size_t)r * (size_t)in, row, key[(size_t)i * (size_t)latent + (size_t)r], in);
-    }
-  }
-}
-
-/* [d, heads*(latent + rope)] from [d, heads*v]. */
-static void absorb_output(const mr_config *c, float *out, const mr_matrix *o, const float *kv_b,
-                          float *row) {
-  int latent = c->kv_lora, width = c->n_heads * c->head_dim;
-  for (int i = 0; i < o->n; i++) {
-    mr_matrix_row(o, i, row);
-    for (int h = 0; h < c->n_heads; h++) {
-      const float *value =
-          kv_b +
-          ((size_t)h * (size_t)(c->nope_dims + c->v_dims) + (size_t)c->nope_dims) * (size_t)latent;
-      for (int j = 0; j < c->v_dims; j++)
-        add(out + (size_t)i * (size_t)width + (size_t)h * (size_t)c->head_dim,
-            value + (size_t)j * (size_t)latent, row[h * c->v_dims + j], latent);
-    }
-  }
+/* W of the query or the output, joined with its half of kv_b. */
+static void joined(mr_loader *l, mr_matrix *out, mr_product_kind kind, const mr_matrix *w,
+                   const mr_matrix *kv_b) {
+  const mr_config *c = &l->m->c;
+  int width = c->n_heads * c->head_dim;
+  mr_product *p = mr_load_product(l);
+  if (!p)
+    return;
+  *p = (mr_product){.kind = kind, .w = *w, .kv_b = *kv_b};
+  p->nope = c->nope_dims;
+  p->rope = c->rope_dims;
+  p->v = c->v_dims;
+  p->latent = c->kv_lora;
+  *out = kind == MR_PRODUCT_QUERY ? mr_product_matrix(p, width, w->k)
+                                  : mr_product_matrix(p, w->n, width);
 }
 
 void mr_load_latent(mr_loader *l, mr_layer *y) {
   const mr_config *c = &l->m->c;
   int d = c->d_model, h = c->n_heads, in = c->q_lora ? c->q_lora : d;
-  int rows = h * (c->nope_dims + c->v_dims), width = h * c->head_dim;
   mr_matrix q = {0}, o = {0}, kv_b = {0};
   y->v.dtype = -1;
   if (c->q_lora) {
@@ -205,25 +177,8 @@ void mr_load_latent(mr_loader *l, mr_layer *y) {
                  false);
   mr_load_matrix(l, &y->k, "attn_kv_a_mqa", c->head_dim, d, false);
   mr_load_vector(l, &y->kv_a_norm, "attn_kv_a_norm", ".weight", 1, c->kv_lora, true);
-  mr_load_matrix(l, &kv_b, "attn_kv_b", rows, c->kv_lora, false);
+  mr_load_matrix(l, &kv_b, "attn_kv_b", h * (c->nope_dims + c->v_dims), c->kv_lora, false);
   mr_load_matrix(l, &o, "attn_output", d, h * c->v_dims, false);
-  if (l->rc)
-    return;
-  int widest = in > h * c->v_dims ? in : h * c->v_dims;
-  float *row = mr_mem_alloc((size_t)widest, sizeof *row);
-  float *pairs = mr_mem_alloc((size_t)rows * (size_t)c->kv_lora, sizeof *pairs);
-  float *query = mr_load_floats(l, (size_t)width * (size_t)in);
-  float *output = mr_load_floats(l, (size_t)width * (size_t)d);
-  if (row && pairs && query && output) {
-    for (int i = 0; i < rows; i++)
-      mr_matrix_row(&kv_b, i, pairs + (size_t)i * (size_t)c->kv_lora);
-    absorb_query(c, query, &q, pairs, row);
-    absorb_output(c, output, &o, pairs, row);
-    mr_load_own(&y->q, query, width, in);
-    mr_load_own(&y->o, output, d, width);
-  } else if (!l->rc) {
-    FAIL(l, MR_E_NOMEM, "no memory for latent attention");
-  }
-  mr_mem_free(row);
-  mr_mem_free(pairs);
+  joined(l, &y->q, MR_PRODUCT_QUERY, &q, &kv_b);
+  joined(l, &y->o, MR_PRODUCT_OUTPUT, &o, &kv_b);
 }
