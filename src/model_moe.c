@@ -153,7 +153,9 @@ static void joined(mr_loader *l, mr_matrix *out, mr_product_kind kind, const mr_
   const mr_config *c = &l->m->c;
   int width = c->n_heads * c->head_dim;
   mr_product *p = mr_load_product(l);
-  if (!p)
+  if (p && (kv_b->bias || (kind == MR_PRODUCT_QUERY && w->bias)))
+    FAIL(l, MR_E_DATA, "layer %d: biases of queries and of kv_b are not supported", l->layer);
+  if (l->rc)
     return;
   *p = (mr_product){.kind = kind, .w = *w, .kv_b = *kv_b};
   p->nope = c->nope_dims;
@@ -162,6 +164,7 @@ static void joined(mr_loader *l, mr_matrix *out, mr_product_kind kind, const mr_
   p->latent = c->kv_lora;
   *out = kind == MR_PRODUCT_QUERY ? mr_product_matrix(p, width, w->k)
                                   : mr_product_matrix(p, w->n, width);
+  out->bias = w->bias;
 }
 
 void mr_load_latent(mr_loader *l, mr_layer *y) {

@@ -71,6 +71,7 @@ CASES={
  'glm4_moe_lite':('glm4_moe_lite',dict(moe,**mla,n_group=1,topk_group=1)), 'axk1':('axk1',dict(moe,**mla,n_group=1,topk_group=1)), 'sarvam_mla':('sarvam_mla',dict(moe,**mla)),
  'youtu':('youtu',dict(q_lora_rank=24,kv_lora_rank=16,qk_nope_head_dim=16,qk_rope_head_dim=8,v_head_dim=16,num_key_value_heads=4,head_dim=8)),
  'deepseek_v3_ni':('deepseek_v3',dict(moe,**mla,n_group=1,topk_group=1,rope_interleave=False)),
+ 'deepseek_v3_bias':('deepseek_v3',dict(moe,**mla,n_group=1,topk_group=1,attention_bias=True)),
  'minicpm3':('minicpm3',dict(q_lora_rank=24,kv_lora_rank=16,qk_nope_head_dim=16,qk_rope_head_dim=8,v_head_dim=16,num_key_value_heads=4,head_dim=8,dim_model_base=32)),
  'hyperclovax':('hyperclovax',dict(use_post_norm=True,logits_scaling=0.5,residual_multiplier=0.7,attention_multiplier=0.2,embedding_multiplier=2.0)),
  'ministral3':('ministral3',dict(sliding_window=None,rope_parameters=dict(rope_type='yarn',factor=4.0,original_max_position_embeddings=32,rope_theta=1e4,llama_4_scaling_beta=0.3,beta_fast=32.0,beta_slow=1.0,mscale=1.0,mscale_all_dim=1.0))),

@@ -525,17 +525,13 @@ static void test_no_memory(void **unused) {
 /* ------------------------------------------------------------------ directories */
 
 static bool adaptable(const mr_config *c, const char *module, int *layer) {
-  static const char *const latent[] = {"attn_q", "attn_q_b", "attn_output", "attn_kv_b"};
   int item;
   const char *stem = mr_names_module(module, layer, &item);
   if (!stem || strstr(stem, "norm") || !strcmp(stem, "position_embd") || strstr(stem, "project_") ||
       !strcmp(stem, "ffn_gate_inp_shexp") || (*layer < 0 && (c->d_embed || c->tied == 1)) ||
       *layer >= c->n_layers)
     return false;
-  for (size_t i = 0; c->arch.mla && i < 4; i++)
-    if (!strcmp(stem, latent[i]))
-      return false;
-  return true;
+  return strcmp(stem, "attn_kv_b") != 0;
 }
 
 /* The tensors of a directory with an adapter's part added, to `merged`; the adapter to `adapter`.
