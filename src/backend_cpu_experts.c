@@ -120,13 +120,13 @@ static void route_rows(void *ctx, int item, int worker) {
     if (g->d_shared == 0)
       continue;
     chosen[g->n_experts_used] = g->n_experts;
-    weight[g->n_experts_used] = 1;
+    weight[g->n_experts_used] = g->shared_scale;
     if (l->shared_gate) {
       float *line = line_of(j, worker), sum = 0;
       mr_cpu_norm(j->c, line, mr_cpu_row(j->op->x, t), g->d_model, &j->op->norm);
       for (int i = 0; i < g->d_model; i++)
         sum += line[i] * l->shared_gate[i];
-      weight[g->n_experts_used] = 1 / (1 + expf(-sum));
+      weight[g->n_experts_used] *= 1 / (1 + expf(-sum));
     }
   }
 }

@@ -446,7 +446,7 @@ mr_code mr_forward_step(mr_forward *f, const mr_run *runs, int n_runs, mr_step_s
   if (rc)
     return rc;
   f->dev->ops->embed(f->dev, f->x);
-  if (f->m->embed_norm) {
+  if (f->m->c.arch.embed_norm) {
     mr_norm_spec norm = norm_of(&f->m->c, f->m->embed_norm, f->m->embed_norm_b);
     f->dev->ops->norm(f->dev, f->x, &norm);
   }

@@ -80,18 +80,19 @@ static void up(target *t, mr_matrix *gate, mr_matrix *w, int64_t rows) {
 
 static bool expert(const loader *d, target *t, mr_layer *y, int64_t rows) {
   const char *s = t->stem;
-  bool shared = strstr(s, "_shexp") != NULL;
-  if (!y->experts || (!shared && t->item >= d->l->m->c.n_experts) ||
-      (shared && d->l->m->c.d_shared == 0))
+  bool shared = strstr(s, "_shexp") != NULL, alone = shared && !y->experts;
+  if (!alone && (!y->experts || (!shared && t->item >= d->l->m->c.n_experts) ||
+                 (shared && d->l->m->c.d_shared == 0)))
     return false;
-  d->l->experts = true;
-  mr_expert *x = &y->experts[shared ? d->l->m->c.n_experts : t->item];
+  d->l->experts |= !alone;
+  mr_expert *x = alone ? NULL : &y->experts[shared ? d->l->m->c.n_experts : t->item];
+  mr_matrix *gate = alone ? &y->gate : &x->gate, *w = alone ? &y->up : &x->up;
   if (!strncmp(s, "ffn_gate_", 9))
-    whole(t, &x->gate);
+    whole(t, gate);
   else if (!strncmp(s, "ffn_up_", 7))
-    up(t, &x->gate, &x->up, rows);
+    up(t, gate, w, rows);
   else
-    whole(t, &x->down);
+    whole(t, alone ? &y->down : &x->down);
   return true;
 }
 

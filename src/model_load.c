@@ -233,6 +233,8 @@ static void attention(mr_loader *l, mr_layer *y) {
     mr_load_matrix(l, &y->v, "attn_v", kv, d, c->arch.qkv_bias);
   }
   mr_load_matrix(l, &y->o, "attn_output", d, q, c->arch.out_bias);
+  if (!y->o.bias)
+    mr_load_vector(l, &y->o.bias, "attn_output", "_bias", 1, d, false);
   qk_norms(l, y, q, kv);
   if (c->arch.sinks)
     mr_load_vector(l, &y->sinks, "attn_sinks", l->m->weights->st ? "" : ".weight", 1, c->n_heads,
@@ -264,7 +266,9 @@ static void mlp(mr_loader *l, mr_layer *y) {
     mr_load_experts(l, y);
     return;
   }
-  if (c->arch.gated && c->arch.fused_gate_up && !mr_load_has(l, "ffn_gate")) {
+  if (mr_load_has(l, "ffn_up_shexp")) { /* alone: no expert is chosen beside it */
+    mr_load_shared(l, &y->gate, &y->up, &y->down, f);
+  } else if (c->arch.gated && c->arch.fused_gate_up && !mr_load_has(l, "ffn_gate")) {
     mr_matrix both = {0};
     mr_load_matrix(l, &both, "ffn_up", 2 * f, d, c->arch.mlp_bias);
     y->gate = mr_matrix_part(&both, 0, f);
@@ -274,7 +278,8 @@ static void mlp(mr_loader *l, mr_layer *y) {
       mr_load_matrix(l, &y->gate, "ffn_gate", f, d, c->arch.mlp_bias);
     mr_load_matrix(l, &y->up, "ffn_up", f, d, c->arch.mlp_bias);
   }
-  mr_load_matrix(l, &y->down, "ffn_down", d, f, c->arch.mlp_bias);
+  if (!y->down.n)
+    mr_load_matrix(l, &y->down, "ffn_down", d, f, c->arch.mlp_bias);
   if (c->arch.sub_norms)
     mr_load_vector(l, &y->ffn_sub_norm, "ffn_sub_norm", ".weight", 1, f, true);
   if (c->arch.xielu)
@@ -365,6 +370,8 @@ static void embedding(mr_loader *l) {
     mr_load_matrix(l, &m->head, "output", c->n_vocab, width, false);
   else
     m->head = m->embed;
+  if (!m->head.bias)
+    mr_load_vector(l, &m->head.bias, "output", ".bias", 1, c->n_vocab, false);
   if (c->d_embed) {
     mr_matrix in = {0}, out = {0};
     mr_load_matrix(l, &in, "project_in", c->d_model, c->d_embed, false);
@@ -376,10 +383,29 @@ static void embedding(mr_loader *l) {
   }
 }
 
+/* [sines, cosines] of each position from `skip` on. */
+static void sinusoids(mr_loader *l, int skip) {
+  mr_model *m = l->m;
+  int d = m->c.d_model, half = d / 2;
+  int waves = m->c.arch.sinusoids == MR_SINUSOIDS_ENDS ? half - 1 : half;
+  float *table = mr_load_floats(l, (size_t)m->c.context * (size_t)d);
+  for (int p = 0; table && p < m->c.context; p++)
+    for (int i = 0; i < half; i++) {
+      double at = (p + skip) * exp(-log(10000) * i / (waves > 0 ? waves : 1));
+      table[(size_t)p * (size_t)d + (size_t)i] = (float)sin(at);
+      table[(size_t)p * (size_t)d + (size_t)(half + i)] = (float)cos(at);
+    }
+  m->position_embd = table;
+}
+
 static void positions(mr_loader *l) {
   mr_model *m = l->m;
   const mr_config *c = &m->c;
   int skip = m->gguf ? 0 : c->arch.position_offset;
+  if (c->arch.sinusoids) {
+    sinusoids(l, skip);
+    return;
+  }
   mr_load_vector(l, &m->position_embd, "position_embd", ".weight", c->context + skip, c->d_model,
                  true);
   if (!l->rc)
@@ -393,7 +419,7 @@ static void whole_model(mr_loader *l) {
   embedding(l);
   if (!c->arch.norm_after)
     norm(l, &m->out_norm, &m->out_norm_b, "output_norm");
-  if (c->arch.learned_positions)
+  if (c->arch.learned_positions || c->arch.sinusoids)
     positions(l);
   rope_freqs(l);
   for (int i = 0; i < c->n_layers && !l->rc; i++) {

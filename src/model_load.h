@@ -40,6 +40,8 @@ bool mr_load_quant(mr_loader *l, mr_matrix *w, const char *stem, int n, int k);
 void mr_load_scales(mr_loader *l, mr_matrix *w, const char *stem);
 
 void mr_load_experts(mr_loader *l, mr_layer *y);
+/* The expert that every token goes to, f wide. */
+void mr_load_shared(mr_loader *l, mr_matrix *gate, mr_matrix *up, mr_matrix *down, int f);
 void mr_load_latent(mr_loader *l, mr_layer *y);
 
 mr_code mr_load_model(mr_model *m, mr_err *err);

@@ -10,16 +10,19 @@ int mr_layer_experts(const mr_model *m) {
   return m->c.n_experts + (m->c.d_shared > 0);
 }
 
-/* A tensor [n_experts, rows, cols] that holds a matrix of each expert. */
-static const mr_gguf_tensor *fused(mr_loader *l, const char *stem, int rows, int cols) {
+/* A tensor [n_experts, rows, cols] that holds a matrix of each expert; with `flat` as
+ * [n_experts * rows, cols]. */
+static const mr_gguf_tensor *fused_as(mr_loader *l, const char *stem, int rows, int cols,
+                                      bool flat) {
   char name[MR_NAME];
+  int64_t experts = l->m->c.n_experts;
   const mr_gguf_tensor *t = mr_load_find(l, stem, "", name);
   if (!t)
     t = mr_load_find(l, stem, ".weight", name);
   if (!t || l->rc)
     return NULL;
-  if (t->dims[0] != cols || t->dims[1] != rows || t->dims[2] != l->m->c.n_experts ||
-      t->dims[3] != 1 || !mr_dtype_get(t->dtype)->to_f32) {
+  if (t->dims[0] != cols || t->dims[1] != (flat ? experts * rows : rows) ||
+      t->dims[2] != (flat ? 1 : experts) || t->dims[3] != 1 || !mr_dtype_get(t->dtype)->to_f32) {
     FAIL(l, MR_E_DATA, "tensor %s must be [%d, %d, %d] of a type that is supported", name,
          l->m->c.n_experts, rows, cols);
     return NULL;
@@ -28,13 +31,18 @@ static const mr_gguf_tensor *fused(mr_loader *l, const char *stem, int rows, int
   return t;
 }
 
+static const mr_gguf_tensor *fused(mr_loader *l, const char *stem, int rows, int cols) {
+  return fused_as(l, stem, rows, cols, false);
+}
+
 /* Expert e of such a tensor as [n, k]. */
 static mr_matrix expert_of(const mr_gguf_tensor *t, int e, int n, int k, bool columns) {
   uint64_t row_bytes = mr_dtype_bytes(t->dtype, (uint64_t)t->dims[0]);
+  int64_t rows = t->dims[2] > 1 ? t->dims[1] : columns ? k : n;
   return (mr_matrix){.n = n,
                      .k = k,
                      .dtype = t->dtype,
-                     .data = t->data + (uint64_t)e * (uint64_t)t->dims[1] * row_bytes,
+                     .data = t->data + (uint64_t)e * (uint64_t)rows * row_bytes,
                      .row_bytes = row_bytes,
                      .mapped = true,
                      .columns = columns};
@@ -107,19 +115,34 @@ static bool fused_gguf(mr_loader *l, mr_layer *y) {
   return true;
 }
 
-static void shared_expert(mr_loader *l, mr_layer *y, mr_expert *x) {
-  int d = l->m->c.d_model, f = l->m->c.d_shared;
+/* dbrx: matrices [experts * f, d], of which the last one is multiplied from the left. */
+static bool stacked(mr_loader *l, mr_layer *y) {
+  const mr_config *c = &l->m->c;
+  int d = c->d_model, f = c->d_expert;
+  const mr_gguf_tensor *gate = fused_as(l, "ffn_gate_rows", f, d, true),
+                       *up = fused_as(l, "ffn_up_rows", f, d, true),
+                       *down = fused_as(l, "ffn_down_rows", f, d, true);
+  if (!gate || !up || !down)
+    return false;
+  for (int e = 0; e < c->n_experts; e++)
+    y->experts[e] = (mr_expert){.gate = expert_of(gate, e, f, d, false),
+                                .up = expert_of(up, e, f, d, false),
+                                .down = expert_of(down, e, d, f, true)};
+  return true;
+}
+
+void mr_load_shared(mr_loader *l, mr_matrix *gate, mr_matrix *up, mr_matrix *down, int f) {
+  int d = l->m->c.d_model;
   if (mr_load_has(l, "ffn_gate_shexp")) {
-    mr_load_matrix(l, &x->gate, "ffn_gate_shexp", f, d, false);
-    mr_load_matrix(l, &x->up, "ffn_up_shexp", f, d, false);
+    mr_load_matrix(l, gate, "ffn_gate_shexp", f, d, false);
+    mr_load_matrix(l, up, "ffn_up_shexp", f, d, false);
   } else {
     mr_matrix both = {0};
     mr_load_matrix(l, &both, "ffn_up_shexp", 2 * f, d, false);
-    x->gate = mr_matrix_part(&both, 0, f);
-    x->up = mr_matrix_part(&both, f, f);
+    *gate = mr_matrix_part(&both, 0, f);
+    *up = mr_matrix_part(&both, f, f);
   }
-  mr_load_matrix(l, &x->down, "ffn_down_shexp", d, f, false);
-  mr_load_vector(l, &y->shared_gate, "ffn_gate_inp_shexp", ".weight", 1, d, false);
+  mr_load_matrix(l, down, "ffn_down_shexp", d, f, false);
 }
 
 void mr_load_experts(mr_loader *l, mr_layer *y) {
@@ -134,15 +157,18 @@ void mr_load_experts(mr_loader *l, mr_layer *y) {
     FAIL(l, MR_E_NOMEM, "no memory for %d experts", c->n_experts);
   if (l->rc)
     return;
-  if (!(dir ? fused_directory(l, y) : fused_gguf(l, y)))
+  if (!(dir ? fused_directory(l, y) || stacked(l, y) : fused_gguf(l, y)))
     for (int e = 0; e < c->n_experts && !l->rc; e++) {
       l->item = e;
       mr_load_matrix(l, &y->experts[e].gate, "ffn_gate_exp", f, d, false);
       mr_load_matrix(l, &y->experts[e].up, "ffn_up_exp", f, d, false);
       mr_load_matrix(l, &y->experts[e].down, "ffn_down_exp", d, f, false);
     }
-  if (c->d_shared > 0)
-    shared_expert(l, y, &y->experts[c->n_experts]);
+  if (c->d_shared > 0) {
+    mr_expert *x = &y->experts[c->n_experts];
+    mr_load_shared(l, &x->gate, &x->up, &x->down, c->d_shared);
+    mr_load_vector(l, &y->shared_gate, "ffn_gate_inp_shexp", ".weight", 1, d, false);
+  }
 }
 
 /* ------------------------------------------------------------------ latent attention */
