@@ -108,6 +108,8 @@ static void read_sizes(reader *r) {
   c->eps = 1e-5f;
   real(r, "rms_norm_eps layer_norm_eps layer_norm_epsilon norm_epsilon norm_eps layernorm_epsilon",
        &c->eps);
+  if (get(r->j, "rms_norm_eps") && !strcmp(c->arch.name, "cohere2moe"))
+    c->arch.norm = MR_NORM_RMS;
   if (c->eps < 0)
     FAIL(r, "the norms' epsilon is below 0");
   whole(r, "max_position_embeddings n_positions max_seq_len n_ctx seq_length", 1, MAX_CONTEXT,
@@ -357,6 +359,18 @@ static void bases(reader *r) {
   c->layer_base[1] = of[1] > 0 ? of[1] : of[0];
 }
 
+/* Layers without experts have rope in any case (cohere2_moe). */
+static void dense_rope(reader *r) {
+  const json_t *kinds = get(r->j, "mlp_layer_types");
+  int pattern = 0;
+  whole(r, "prefix_dense_sliding_window_pattern", 1, MR_MAX_LAYERS, &pattern);
+  for (int i = 0; pattern == 1 && i < r->c->n_layers && i < MR_MAX_LAYERS; i++) {
+    const char *kind = json_string_value(json_array_get(kinds, (size_t)i));
+    if (kind && !strcmp(kind, "dense"))
+      r->c->no_rope[i] = 0;
+  }
+}
+
 static void layer_kinds(reader *r) {
   mr_config *c = r->c;
   const json_t *types = get(r->j, "layer_types attention_layers"),
@@ -380,6 +394,7 @@ static void layer_kinds(reader *r) {
     if (c->arch.nope_global && windows && !c->windowed[i])
       c->no_rope[i] = 1;
   }
+  dense_rope(r);
   bases(r);
 }
 
@@ -561,10 +576,13 @@ static void read_experts(reader *r) {
   mr_config *c = r->c;
   int shared = 0;
   read_ffn(r);
-  if (!whole(r, "num_local_experts num_experts n_routed_experts moe_num_experts", 1, 4096,
+  if (!whole(r, "num_local_experts num_experts n_routed_experts moe_num_experts", 0, 4096,
              &c->n_experts) ||
-      c->n_experts == 1)
+      c->n_experts <= 1) {
+    if (c->n_experts == 0) /* the shared one is then all there is */
+      whole(r, "shared_intermediate_size", 1, MAX_FF, &c->d_ff);
     return;
+  }
   if (!whole_all(r, "num_experts_per_tok moe_topk moe_k", 1, c->n_experts, &c->n_experts_used))
     FAIL(r, "num_experts_per_tok is missing");
   if (c->n_experts_used < 1 || c->n_experts_used > MR_MAX_CHOSEN)

@@ -266,7 +266,8 @@ static void mlp(mr_loader *l, mr_layer *y) {
     mr_load_experts(l, y);
     return;
   }
-  if (mr_load_has(l, "ffn_up_shexp")) { /* alone: no expert is chosen beside it */
+  if (c->n_experts == 0 && mr_load_has(l, "ffn_up_shexp")) { /* alone: no expert is chosen beside it
+                                                              */
     mr_load_shared(l, &y->gate, &y->up, &y->down, f);
   } else if (c->arch.gated && c->arch.fused_gate_up && !mr_load_has(l, "ffn_gate")) {
     mr_matrix both = {0};

@@ -9,6 +9,7 @@ static const struct {
 } places[] = {{"model.", "layers."},
               {"transformer.", "h."},
               {"gpt_neox.", "layers."},
+              {"gpt_neox_japanese.", "layers."},
               {"biogpt.", "layers."},
               {"transformer.", "blocks."},
               {"model.decoder.", "layers."},
@@ -37,8 +38,10 @@ static const struct {
                   "norm_attn_norm.norm_1 layernorm1"},
     {"ffn_norm", "pre_feedforward_layernorm post_attention_layernorm ln_2 norm_2 "
                  "feedforward_layernorm final_layer_norm ln_mlp norm_attn_norm.norm_2 layernorm2"},
-    {"post_attention_norm", "post_self_attn_layernorm post_norm1 post_attention_layernorm"},
-    {"post_ffw_norm", "post_mlp_layernorm post_feedforward_layernorm post_norm2"},
+    {"post_attention_norm", "post_self_attn_layernorm post_norm1 post_attn_norm "
+                            "post_attention_layernorm"},
+    {"post_ffw_norm", "post_mlp_layernorm post_feedforward_layernorm post_norm2 "
+                      "post_ffn_norm"},
     /* attention */
     {"attn_q", "self_attn.q_proj attn.q_proj attn.attention.q_proj multi_head_attention.Wq"},
     {"attn_k", "self_attn.k_proj attn.k_proj attn.attention.k_proj multi_head_attention.Wk"},
@@ -74,10 +77,11 @@ static const struct {
     {"xielu", "mlp.act_fn"},
     /* experts */
     {"ffn_gate_inp", "mlp.gate block_sparse_moe.gate block_sparse_moe.router.layer mlp.router "
-                     "feed_forward.router mlp.gate.wg mlp.router.gate ffn.router.layer"},
+                     "feed_forward.router mlp.gate.wg mlp.router.gate ffn.router.layer "
+                     "block_sparse_moe.router"},
     {"exp_probs_b", "mlp.gate.e_score_correction block_sparse_moe.e_score_correction "
                     "mlp.moe_statics.e_score_correction mlp.e_score_correction "
-                    "mlp.gate.expert mlp.expert"},
+                    "mlp.gate.expert mlp.expert moe.router.expert"},
     {"ffn_gate_exp", "mlp.experts.%d.gate_proj block_sparse_moe.experts.%d.w1"},
     {"ffn_up_exp", "mlp.experts.%d.up_proj block_sparse_moe.experts.%d.w3"},
     {"ffn_down_exp", "mlp.experts.%d.down_proj block_sparse_moe.experts.%d.w2"},
@@ -85,9 +89,11 @@ static const struct {
     {"ffn_up_rows", "ffn.experts.mlp.v1"},
     {"ffn_down_rows", "ffn.experts.mlp.w2"},
     {"ffn_gate_up_exps", "mlp.experts.gate_up_proj feed_forward.experts.gate_up_proj "
-                         "block_sparse_moe.input_linear"},
+                         "block_sparse_moe.input_linear mlp.experts.fc1 "
+                         "block_sparse_moe.experts.gate_up_proj"},
     {"ffn_down_exps", "mlp.experts.down_proj feed_forward.experts.down_proj "
-                      "block_sparse_moe.output_linear"},
+                      "block_sparse_moe.output_linear mlp.experts.fc2 "
+                      "block_sparse_moe.experts.down_proj"},
     {"ffn_gate_inp_shexp", "mlp.shared_expert_gate"},
     {"ffn_gate_shexp", "mlp.shared_experts.gate_proj mlp.shared_expert.gate_proj "
                        "feed_forward.shared_expert.gate_proj mlp.shared_mlp.gate_proj"},
