@@ -168,7 +168,8 @@ static const mr_arch archs[] = {
      .gated = true, .pre_norms = true, .rope_by_type = true, .divides_logits = true,
      .rope_base = 1e4f, .renorm = true},
     /* directories only */
-    {.name = "apertus", .hf = "apertus apertus1p5_text", .hf_only = true, .rope = MR_ROPE_NEOX, .xielu = true,
+    {.name = "apertus", .hf = "apertus apertus1p5_text", .hf_only = true, .rope = MR_ROPE_NEOX,
+     .xielu = true,
      .act_fixed = true, .qk_norm = true, .pre_norms = true, .rope_base = 1.2e7f,
      .rope_default = "{\"rope_type\": \"llama3\", \"rope_theta\": 12000000, \"factor\": 8,"
                      " \"original_max_position_embeddings\": 8192}"},

@@ -13,6 +13,7 @@
 #define CHUNK 48 /* rows: a multiple of the row tiles of all kernels */
 #define SMALL 24 /* ... where there are few */
 #define PANELS 8 /* an item of the second phase */
+#define ROWS 8   /* ... at once */
 
 typedef struct chunk { /* slots of one adapter */
   int adapter, slot, n;
@@ -235,7 +236,9 @@ static void add_up(const job *j, const chunk *h, int i, int p0, int p1, int work
     for (int r = 0; y->bias && r < h->n; r++)
       j->c->k->axpy(mr_cpu_row(to, row[r]) + col, y->bias + col, 1, cols);
   } else if (row[h->n - 1] - row[0] == h->n - 1) {
-    g->gemm(mr_cpu_row(to, row[0]), to->ld, mid, h->n, y->up, p0, p1, n, y->rank, y->bias, 1);
+    for (int r = 0; r < h->n; r += ROWS) /* few rows at a time: y is gone through in order */
+      g->gemm(mr_cpu_row(to, row[r]), to->ld, mid + (size_t)r * g->row_bytes(y->rank),
+              h->n - r < ROWS ? h->n - r : ROWS, y->up, p0, p1, n, y->rank, y->bias, 1);
   } else {
     float *out = x->out + (size_t)worker * CHUNK * x->out_ld;
     g->gemm(out, x->out_ld, mid, h->n, y->up + (size_t)p0 * g->panel_bytes(y->rank), 0, p1 - p0,

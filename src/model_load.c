@@ -8,6 +8,7 @@
 #include "src/product.h"
 
 #define FAIL MR_LOAD_FAIL
+#define MAX_SINUSOIDS (1 << 28) /* values of a table that no tensor of the file bounds */
 
 const mr_gguf_tensor *mr_load_find(mr_loader *l, const char *stem, const char *ext,
                                    char name[MR_NAME]) {
@@ -389,6 +390,10 @@ static void sinusoids(mr_loader *l, int skip) {
   mr_model *m = l->m;
   int d = m->c.d_model, half = d / 2;
   int waves = m->c.arch.sinusoids == MR_SINUSOIDS_ENDS ? half - 1 : half;
+  if ((int64_t)m->c.context * d > MAX_SINUSOIDS) {
+    FAIL(l, MR_E_DATA, "a table of %d positions of %d values is too large", m->c.context, d);
+    return;
+  }
   float *table = mr_load_floats(l, (size_t)m->c.context * (size_t)d);
   for (int p = 0; table && p < m->c.context; p++)
     for (int i = 0; i < half; i++) {
