@@ -183,6 +183,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(defaults),
       cmocka_unit_test(refuses),
+      cmocka_unit_test(particular_keys),
       cmocka_unit_test(wrong_values),
       cmocka_unit_test(every_allocation_may_fail),
   };
