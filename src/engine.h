@@ -34,6 +34,7 @@ typedef struct mr_adapter {
 typedef struct mr_engine_opts {
   const char *model_path;
   const char *device;     /* a name of device.h, "auto" or "cpu" (the same for now) */
+  int device_weights;     /* how it holds them: 0: by file and memory; 1 bf16, 2 int8, 3 int4 */
   uint64_t device_memory; /* bytes of it that are taken; 0: nine tenths of what is free */
   mr_compute compute;
   int threads; /* 0: as many as the process may use */
