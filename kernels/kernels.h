@@ -87,6 +87,11 @@ static inline int mr_kv_packs(mr_kv_type type) { /* in blocks */
  * 64 */
 size_t mr_kv_part_bytes(mr_kv_type type, int head_dim);
 
+typedef struct mr_attn_next { /* blocks first .. end-1 of a block table, of one kv head */
+  const uint8_t *const *pages;
+  int kv_head, first, end;
+} mr_attn_next;
+
 typedef struct mr_attn {
   const float *q; /* [n_q, n_heads, head_dim], q_ld floats between tokens; rope already applied */
   size_t q_ld;
@@ -108,6 +113,8 @@ typedef struct mr_attn {
   const float *sinks;  /* one extra logit for each head, or NULL */
   const uint8_t *own;  /* types that pack: K part, then V part of the block that all tokens of the
                           call lie in, of this kv head, as MR_KV_OWN_TYPE */
+  mr_attn_next next;   /* what the call after this one reads, so that it is asked for in time; a
+                          hint; pages NULL: not known */
 } mr_attn;
 
 /* First key that the token at pos sees. */
@@ -179,6 +186,7 @@ int mr_rotate_block(int n);
 
 /* Scratch of one attention call with q1 - q0 <= MR_ATTN_TILE tokens. */
 #define MR_ATTN_TILE 32
+#define MR_ATTN_SPAN 4 /* blocks that the vector kernels' rows meet at once */
 size_t mr_attn_scratch(int n_heads, int n_kv_heads, int head_dim);
 
 const mr_kernels *mr_kernels_ref(void);

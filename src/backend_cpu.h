@@ -39,6 +39,8 @@ typedef struct mr_cpu {
   int32_t *token, *pos;    /* [max_tokens]; owned */
   mr_tile *tiles, *sorted; /* [max_tokens]; sorted: the longest work first; owned */
   int n_tiles;
+  int *cuts; /* [max_tokens * n_kv_heads + 1] work items of attention: their first units; owned */
+  int n_cuts;
 } mr_cpu;
 
 static inline float *mr_cpu_row(const mr_buf *b, int row) {

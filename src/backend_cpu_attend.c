@@ -14,6 +14,8 @@
 
 #include "io/sys.h"
 
+#define ITEMS_A_WORKER 16
+
 typedef struct job {
   mr_cpu *c;
   const mr_attend *op;
@@ -49,6 +51,26 @@ static void sort_tiles(mr_cpu *c) {
     c->sorted[count[log2_floor(tile_keys(&c->tiles[i], 0))]++] = c->tiles[i];
 }
 
+/* Cuts the units (tile, kv head), in order, into work items: enough for each worker to balance, and
+ * no more, as within an item the next unit's keys are asked for while one is in work. */
+static void cut_units(mr_cpu *c) {
+  int heads = c->m->c.n_kv_heads, units = c->n_tiles * heads;
+  double all = 0, part = 0;
+  for (int i = 0; i < c->n_tiles; i++)
+    all += heads * tile_keys(&c->sorted[i], 0);
+  double most = all / (c->workers * ITEMS_A_WORKER);
+  c->n_cuts = 0;
+  for (int u = 0; u < units; u++) {
+    double work = tile_keys(&c->sorted[u / heads], 0);
+    if (u == 0 || part + work > most) {
+      c->cuts[c->n_cuts++] = u;
+      part = 0;
+    }
+    part += work;
+  }
+  c->cuts[c->n_cuts] = units;
+}
+
 void mr_cpu_tile(mr_cpu *c) {
   int row = 0;
   c->n_tiles = 0;
@@ -64,6 +86,7 @@ void mr_cpu_tile(mr_cpu *c) {
     }
   }
   sort_tiles(c);
+  cut_units(c);
 }
 
 static void clip(float *x, float limit, int n) {
@@ -179,71 +202,119 @@ static void pack(const job *j, const mr_tile *t, int head, const uint8_t *own) {
     j->c->k->kv_pack(parts, parts + j->part, own, j->attn.head_dim, j->attn.type);
 }
 
-/* ------------------------------------------------------------------ work items */
-static const mr_tile *tile_of(const job *j, int item) {
-  return &j->c->sorted[item / j->attn.n_kv_heads];
+/* ------------------------------------------------------------------ units and work items */
+typedef struct unit { /* a tile and a kv head */
+  const mr_tile *t;
+  int head;
+} unit;
+
+static unit unit_of(const job *j, int u) {
+  return (unit){&j->c->sorted[u / j->attn.n_kv_heads], u % j->attn.n_kv_heads};
 }
 
-static void attend(const job *j, const mr_tile *t, int head, const uint8_t *own, int worker) {
+/* What the attention of unit u will read. */
+static mr_attn_next keys_of(const job *j, int u) {
+  unit x = unit_of(j, u);
+  return (mr_attn_next){.pages = j->c->batch.runs[x.t->run].seq->at,
+                        .kv_head = x.head,
+                        .first = mr_attn_first(&j->attn, x.t->pos) / MR_KV_BLOCK,
+                        .end = (x.t->pos + x.t->n - 1) / MR_KV_BLOCK + 1};
+}
+
+/* u: the unit; end: where its item ends */
+static void attend(const job *j, int u, int end, const uint8_t *own, int worker) {
+  unit x = unit_of(j, u);
   mr_attn a = j->attn;
-  a.q = mr_cpu_row(j->op->q, t->row);
-  a.out = mr_cpu_row(j->op->out, t->row);
-  a.n_q = t->n;
-  a.pos0 = t->pos;
-  a.pages = j->c->batch.runs[t->run].seq->at;
+  a.q = mr_cpu_row(j->op->q, x.t->row);
+  a.out = mr_cpu_row(j->op->out, x.t->row);
+  a.n_q = x.t->n;
+  a.pos0 = x.t->pos;
+  a.pages = j->c->batch.runs[x.t->run].seq->at;
   a.own = own;
-  j->c->k->attention(&a, head, 0, t->n, j->c->attn + (size_t)worker * j->c->attn_bytes);
+  if (u + 1 < end)
+    a.next = keys_of(j, u + 1);
+  j->c->k->attention(&a, x.head, 0, x.t->n, j->c->attn + (size_t)worker * j->c->attn_bytes);
+}
+
+static void store_unit(const job *j, int u, int worker) {
+  unit x = unit_of(j, u);
+  prepare(j, x.t, x.head);
+  if (!mr_kv_packs(j->attn.type)) {
+    put(j, x.t, x.head, parts_of(j, x.t, x.head), j->attn.type);
+    return;
+  }
+  if (!goes_on(x.t) && !fills(x.t))
+    return;
+  uint8_t *own = goes_on(x.t) ? own_parts(j, x.t, x.head) : scratch_parts(j, worker);
+  put(j, x.t, x.head, own, MR_KV_OWN_TYPE);
+  pack(j, x.t, x.head, own);
+}
+
+static void attend_unit(const job *j, int u, int end, int worker) {
+  unit x = unit_of(j, u);
+  uint8_t *own = NULL;
+  if (mr_kv_packs(j->attn.type))
+    own = goes_on(x.t) ? own_parts(j, x.t, x.head) : scratch_parts(j, worker);
+  if (own && !goes_on(x.t))
+    put(j, x.t, x.head, own, MR_KV_OWN_TYPE);
+  attend(j, u, end, own, worker);
 }
 
 static void store_item(void *ctx, int item, int worker) {
   const job *j = ctx;
-  const mr_tile *t = tile_of(j, item);
-  int head = item % j->attn.n_kv_heads;
-  prepare(j, t, head);
-  if (!mr_kv_packs(j->attn.type)) {
-    put(j, t, head, parts_of(j, t, head), j->attn.type);
-    return;
-  }
-  if (!goes_on(t) && !fills(t))
-    return;
-  uint8_t *own = goes_on(t) ? own_parts(j, t, head) : scratch_parts(j, worker);
-  put(j, t, head, own, MR_KV_OWN_TYPE);
-  pack(j, t, head, own);
+  for (int u = j->c->cuts[item]; u < j->c->cuts[item + 1]; u++)
+    store_unit(j, u, worker);
 }
 
 static void attend_item(void *ctx, int item, int worker) {
   const job *j = ctx;
-  const mr_tile *t = tile_of(j, item);
-  int head = item % j->attn.n_kv_heads;
-  uint8_t *own = NULL;
-  if (mr_kv_packs(j->attn.type))
-    own = goes_on(t) ? own_parts(j, t, head) : scratch_parts(j, worker);
-  if (own && !goes_on(t))
-    put(j, t, head, own, MR_KV_OWN_TYPE);
-  attend(j, t, head, own, worker);
+  int end = j->c->cuts[item + 1];
+  for (int u = j->c->cuts[item]; u < end; u++)
+    attend_unit(j, u, end, worker);
 }
 
 /* The first tokens of a block, for the steps to come. */
 static void keep_item(void *ctx, int item, int worker) {
   const job *j = ctx;
-  const mr_tile *t = tile_of(j, item);
-  int head = item % j->attn.n_kv_heads;
   (void)worker;
-  if (!goes_on(t) && !fills(t))
-    put(j, t, head, own_parts(j, t, head), MR_KV_OWN_TYPE);
+  for (int u = j->c->cuts[item]; u < j->c->cuts[item + 1]; u++) {
+    unit x = unit_of(j, u);
+    if (!goes_on(x.t) && !fills(x.t))
+      put(j, x.t, x.head, own_parts(j, x.t, x.head), MR_KV_OWN_TYPE);
+  }
+}
+
+/* Where the tokens of a run that is one tile are stored first. */
+static uint8_t *new_parts(const job *j, int u) {
+  unit x = unit_of(j, u);
+  return mr_kv_packs(j->attn.type) ? own_parts(j, x.t, x.head) : parts_of(j, x.t, x.head);
+}
+
+/* A token's key touches all lines of its part. */
+static void ask(const job *j, int u) {
+  const uint8_t *k = new_parts(j, u);
+  for (size_t i = 0; i < j->part; i += 64)
+    __builtin_prefetch(k + i);
 }
 
 static void both_item(void *ctx, int item, int worker) {
   const job *j = ctx;
-  const mr_tile *t = tile_of(j, item);
-  int head = item % j->attn.n_kv_heads;
-  bool packs = mr_kv_packs(j->attn.type);
-  uint8_t *own = packs ? own_parts(j, t, head) : NULL;
-  prepare(j, t, head);
-  put(j, t, head, packs ? own : parts_of(j, t, head), packs ? MR_KV_OWN_TYPE : j->attn.type);
-  attend(j, t, head, own, worker);
-  if (packs)
-    pack(j, t, head, own);
+  int first = j->c->cuts[item], end = j->c->cuts[item + 1];
+  mr_kv_type type = mr_kv_packs(j->attn.type) ? MR_KV_OWN_TYPE : j->attn.type;
+  for (int u = first; u < end; u++) {
+    unit x = unit_of(j, u);
+    if (u + 1 < end)
+      ask(j, u + 1);
+    prepare(j, x.t, x.head);
+    put(j, x.t, x.head, new_parts(j, u), type);
+  }
+  for (int u = first; u < end; u++) {
+    unit x = unit_of(j, u);
+    uint8_t *own = mr_kv_packs(j->attn.type) ? own_parts(j, x.t, x.head) : NULL;
+    attend(j, u, end, own, worker);
+    if (own)
+      pack(j, x.t, x.head, own);
+  }
 }
 
 /* Norms over all heads of a token at once cannot be cut by heads. */
@@ -294,7 +365,7 @@ void mr_cpu_attend(mr_backend *b, const mr_attend *op) {
   double start = mr_sys_seconds();
   if (op->norm_full && (op->q_norm || op->k_norm))
     mr_pool_run(c->pool, full_norm_row, &j, c->batch.n_tokens);
-  int items = c->n_tiles * j.attn.n_kv_heads;
+  int items = c->n_cuts;
   if (c->n_tiles == c->batch.n_runs) {
     mr_pool_run(c->pool, both_item, &j, items);
   } else {
