@@ -393,7 +393,7 @@ static void attn_walk(const attn_work *w, const mr_attn *a, int t0, int t1, int 
     while (to < t1 && mr_attn_first(a, w->pos[to]) < end * BLOCK)
       to++;
     for (int i = b; i < end; i++, sp.n++) {
-      int own = a->own != NULL && i == b1 - 1;
+      int own = a->own != NULL && i == w->pos[t0] / BLOCK;
       sp.k[sp.n] = own ? a->own : a->pages[i] + at;
       sp.type[sp.n] = own ? MR_KV_OWN_TYPE : a->type;
       sp.v[sp.n] = sp.k[sp.n] + mr_kv_part_bytes(sp.type[sp.n], a->head_dim);
@@ -464,11 +464,25 @@ static void simd_attention(const mr_attn *a, int kv_head, int q0, int q1, void *
     attn_end(&w, t, a->out + (size_t)(q0 + t) * a->out_ld);
 }
 
+/* What is shared is met by all rows together, the rest by each token's own. */
+static void simd_attention_shared(const mr_attn *a, int n, int blocks, int kv_head, void *scratch) {
+  attn_work w;
+  attn_begin(&w, a, kv_head, n, scratch);
+  for (int t = 0; t < n; t++)
+    attn_token(&w, t, a[t].q, a[t].pos0);
+  attn_walk(&w, a, 0, n, 0, blocks);
+  for (int t = 0; t < n; t++) {
+    attn_walk(&w, &a[t], t, t + 1, blocks, a[t].pos0 / BLOCK + 1);
+    attn_end(&w, t, a[t].out);
+  }
+}
+
 static void simd_fill_attn(mr_kernels *k) {
   k->rotate = simd_rotate;
   k->kv_store = simd_kv_store;
   k->kv_pack = simd_kv_pack;
   k->attention = simd_attention;
+  k->attention_shared = simd_attention_shared;
 }
 
 #undef SPAN
