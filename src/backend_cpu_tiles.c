@@ -6,8 +6,7 @@
 #include "src/backend_cpu.h"
 
 #define ITEMS_A_WORKER 16
-#define GROUPS_A_WORKER 4 /* units, where groups are made smaller for it, down to: */
-#define LEAST_MEMBERS 8
+#define LEAST_MEMBERS 8 /* of a group that is made smaller so that each worker has one */
 #define SPAN_TOKENS (MR_ATTN_SPAN * MR_KV_BLOCK)
 
 double mr_cpu_tile_keys(const mr_tile *t, int window) {
@@ -78,10 +77,13 @@ static void sort_by_pages(mr_cpu *c, int n) {
   }
 }
 
+/* So that as many groups as possible are full and all workers have the same number of them. */
 static int most_members(const mr_cpu *c, int n) {
-  int each = n * c->m->c.n_kv_heads / (c->workers * GROUPS_A_WORKER);
-  each = each < LEAST_MEMBERS ? LEAST_MEMBERS : each;
-  return each < MR_ATTN_TILE ? each : MR_ATTN_TILE;
+  int groups = (n + MR_ATTN_TILE - 1) / MR_ATTN_TILE,
+      limit = (n + LEAST_MEMBERS - 1) / LEAST_MEMBERS;
+  groups = (groups + c->workers - 1) / c->workers * c->workers;
+  groups = groups < limit ? groups : limit;
+  return groups > 0 ? (n + groups - 1) / groups : 1;
 }
 
 /* Groups of the n sorted tiles that may share: a group takes its neighbour as long as that costs it

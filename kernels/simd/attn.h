@@ -239,48 +239,74 @@ V_INLINE void attn_shape(const attn_work *w, const attn_span *sp, int i, int row
   }
 }
 
-/* Scores of a row in n blocks from t->from on to p; its sum goes on. */
-V_INLINE void attn_softmax_row(const attn_work *w, const attn_span *sp, const attn_tile *t, int row,
-                               int n) {
+/* New maxima of a tile's rows, and what their sums so far are worth. */
+static void attn_maxima(const attn_work *w, const attn_tile *t) {
+  for (int r = t->r0; r < t->r1; r++) {
+    const float *s = w->s + (size_t)r * KEYS;
+    vf max = vload(s + t->from * BLOCK);
+    for (int j = t->from * BLOCK + VL; j < t->to * BLOCK; j += VL)
+      max = vmax(max, vload(s + j));
+    float old = w->max[r], m = vreduce_max(max);
+    w->max[r] = m > old ? m : old;
+    w->shrink[r] = old - w->max[r];
+  }
+  for (int r = t->r0; r < t->r1; r += VL) {
+    int n = t->r1 - r < VL ? t->r1 - r : VL;
+    vstore_n(w->shrink + r, vexp2(vload_n(w->shrink + r, n)), n);
+  }
+}
+
+/* Scores of a row in n blocks to p; its sum goes on. */
+V_INLINE void attn_exp_row(const attn_work *w, const attn_tile *t, int row, int n) {
   float *s = w->s + (size_t)row * KEYS + t->from * BLOCK, *sums = w->sum + (size_t)row * 16;
-  vf old = vset1(w->max[row]), max = old;
-  UNROLL for (int j = 0; j < n * BLOCK; j += VL) max = vmax(max, vload(s + j));
-  max = vset1(vreduce_max(max));
-  vf shrink = vexp2(vsub(old, max)), sum = vmul(vload(sums), shrink);
+  vf max = vset1(w->max[row]), sum = vmul(vload(sums), vset1(w->shrink[row]));
   UNROLL for (int j = 0; j < n * BLOCK; j += VL) {
     vf p = vexp2(vsub(vload(s + j), max));
     sum = vadd(sum, p);
     vstore(s + j, p);
   }
   vstore(sums, sum);
-  vstore_n(&w->max[row], max, 1);
-  vstore_n(&w->shrink[row], shrink, 1);
-  for (int j = 0; mr_kvq_is_8bit(sp->type[0]) && j < n * BLOCK; j += VL) {
-    const float *scale = mr_kvq_scales_of(sp->v[t->from + j / BLOCK], w->dim) + j % BLOCK;
-    vstore(s + j, vmul(vload(s + j), vload(scale)));
+}
+
+/* Codes of V have a scale each key. */
+static void attn_scale_p(const attn_work *w, const attn_span *sp, const attn_tile *t) {
+  for (int j = t->from * BLOCK; j < t->to * BLOCK; j += VL) {
+    vf scale = vload(mr_kvq_scales_of(sp->v[j / BLOCK], w->dim) + j % BLOCK);
+    for (int r = t->r0; r < t->r1; r++) {
+      float *s = w->s + (size_t)r * KEYS + j;
+      vstore(s, vmul(vload(s), scale));
+    }
   }
 }
 
+/* All maxima before the first exponent, so that rows do not wait for each other. */
 static void attn_softmax(const attn_work *w, const attn_span *sp, const attn_tile *t) {
-  int all = w->a->softcap > 0.0f || w->a->slopes != NULL || mr_kvq_is_8bit(sp->type[0]);
+  int codes = mr_kvq_is_8bit(sp->type[0]);
+  int all = w->a->softcap > 0.0f || w->a->slopes != NULL || codes;
   for (int i = t->from; i < t->to; i++)
     for (int r = t->r0; r < t->r1 && (all || i < t->clear || i >= t->unclear); r++)
       attn_shape(w, sp, i, r);
-  for (int r = t->r0; r < t->r1; r++)
-    switch (t->to - t->from) {
-    case 1:
-      attn_softmax_row(w, sp, t, r, 1);
-      break;
-    case 2:
-      attn_softmax_row(w, sp, t, r, 2);
-      break;
-    case 3:
-      attn_softmax_row(w, sp, t, r, 3);
-      break;
-    default:
-      attn_softmax_row(w, sp, t, r, SPAN);
-      break;
-    }
+  attn_maxima(w, t);
+  switch (t->to - t->from) {
+  case 1:
+    for (int r = t->r0; r < t->r1; r++)
+      attn_exp_row(w, t, r, 1);
+    break;
+  case 2:
+    for (int r = t->r0; r < t->r1; r++)
+      attn_exp_row(w, t, r, 2);
+    break;
+  case 3:
+    for (int r = t->r0; r < t->r1; r++)
+      attn_exp_row(w, t, r, 3);
+    break;
+  default:
+    for (int r = t->r0; r < t->r1; r++)
+      attn_exp_row(w, t, r, SPAN);
+    break;
+  }
+  if (codes)
+    attn_scale_p(w, sp, t);
 }
 
 /* ------------------------------------------------------------------ spans */
