@@ -323,6 +323,23 @@ static attn_tile attn_cut(const attn_work *w, const attn_span *sp, int r0, int r
   return t;
 }
 
+/* Block b of a span as float32. */
+static const uint8_t *attn_widen(const attn_work *w, const attn_span *sp, int b, int is_v,
+                                 int keys) {
+  const uint8_t *from = is_v ? sp->v[b] : sp->k[b];
+  float *to = is_v ? w->v + (size_t)b * BLOCK * (size_t)w->dim : w->k;
+  if (is_v)
+    kv_v_to_f32(to, from, w->dim, keys < BLOCK ? keys : BLOCK, sp->type[b]);
+  else
+    kv_k_to_f32(to, from, w->dim, sp->type[b]);
+  return (const uint8_t *)to;
+}
+
+static void attn_ask_part(const attn_work *w, const uint8_t *part, mr_kv_type type) {
+  for (size_t i = 0; i < mr_kv_part_bytes(type, w->dim); i += 64)
+    _mm_prefetch((const char *)part + i, _MM_HINT_T1);
+}
+
 /* Tokens t0..t1-1 meet a span. */
 static void attn_meet(const attn_work *w, const attn_span *sp, int t0, int t1) {
   int r0 = t0 * w->group, rows = t1 * w->group - r0;
@@ -334,9 +351,7 @@ static void attn_meet(const attn_work *w, const attn_span *sp, int t0, int t1) {
   const uint8_t *v[SPAN];
   attn_product x = {.w = w, .v = direct ? sp->v : v, .v_ahead = sp->v_ahead};
   for (int b = 0; b < sp->n; b++) {
-    if (!direct)
-      kv_k_to_f32(w->k, sp->k[b], w->dim, sp->type[b]);
-    x.k = direct ? sp->k[b] : (const uint8_t *)w->k;
+    x.k = direct ? sp->k[b] : attn_widen(w, sp, b, 0, BLOCK);
     x.k_ahead = sp->k_ahead[b];
     x.block = b;
     for (int i = 0; i < tiles; i++) {
@@ -346,12 +361,12 @@ static void attn_meet(const attn_work *w, const attn_span *sp, int t0, int t1) {
         attn_qk(&x, type);
     }
   }
-  for (int b = 0; b < sp->n && !direct; b++) {
-    int n = keys - b * BLOCK;
-    v[b] = (const uint8_t *)(w->v + (size_t)b * BLOCK * (size_t)w->dim);
-    kv_v_to_f32(w->v + (size_t)b * BLOCK * (size_t)w->dim, sp->v[b], w->dim, n < BLOCK ? n : BLOCK,
-                sp->type[b]);
+  for (int b = 0; b < sp->n && !direct && tiles == 1; b++) {
+    attn_ask_part(w, sp->k_ahead[b], sp->type[b]);
+    attn_ask_part(w, sp->v_ahead[b], sp->type[b]);
   }
+  for (int b = 0; b < sp->n && !direct; b++)
+    v[b] = attn_widen(w, sp, b, 1, keys - b * BLOCK);
   for (int i = 0; i < tiles; i++) {
     attn_tile t = attn_cut(w, sp, r0 + rows * i / tiles, r0 + rows * (i + 1) / tiles);
     x.t = &t;
