@@ -66,6 +66,11 @@ const option mr_options[] = {
      "auto, cpu, cuda[:N], hip[:N], sim[:wave64] (see millrace devices)"},
     {"device-memory", 0, K_SIZE, AT(device_memory), 0, "SIZE", RUN,
      "memory of a GPU that is taken (nine tenths of what is free)"},
+    {"device-weights", 0, K_CHOICE, AT(device_weights), 0, "auto|bf16|int8|int4", RUN,
+     "how a GPU holds weights (4 or 8 bits where the file has no more; int8 where bf16 does not "
+     "fit)"},
+    {"other-numerics", 0, K_FLAG, AT(other_numerics), 0, NULL, RUN,
+     "go on with a job that was begun on another device or instruction set: what is done stays"},
     {"threads", 0, K_INT, AT(threads), 1, "N", RUN, "threads (all CPUs that the process may use)"},
     {"pin", 0, K_FLAG, AT(pin), 0, NULL, RUN, "bind each thread to a CPU"},
     {"max-batch", 0, K_INT, AT(max_batch), 1, "N", RUN, "rows in flight at most (chosen)"},

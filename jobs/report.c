@@ -182,9 +182,10 @@ static json_t *prediction(const mr_report *r) {
         parts, mr_part_names[i],
         json_pack("{s:o, s:o}", "predicted", real(r->said_s[i]), "took", real(r->took_s[i])));
   }
-  return json_pack("{s:o, s:o, s:o, s:i, s:o}", "predicted_seconds", real(said), "took_seconds",
-                   real(took), "share_of_tokens", real(r->predicted_share), "learnt_from_runs",
-                   r->predicted_runs, "parts", parts);
+  return json_pack("{s:o, s:o, s:o, s:o, s:i, s:o}", "predicted_seconds", real(said),
+                   "took_seconds", real(took), "share_of_tokens", real(r->predicted_share),
+                   "waited_share", real(r->waited_share), "learnt_from_runs", r->predicted_runs,
+                   "parts", parts);
 }
 
 static json_t *timeline(const mr_timeline *t) {

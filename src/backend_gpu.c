@@ -9,6 +9,9 @@
 _Static_assert((int)MR_GPU_QUICK_GELU == (int)MR_ACT_QUICK_GELU && MR_GPU_PAGE == MR_KV_BLOCK,
                "kernels/gpu/args.h and kernels/kernels.h count alike");
 
+#define WIDEN_ROWS                                                                                 \
+  256 /* of a product: from here on each weight would be widened four times or more */
+
 static mr_gpu *gpu(mr_backend *b) {
   return (mr_gpu *)b;
 }
@@ -89,9 +92,10 @@ static void put_rope(mr_rope_table *t, int pos, float *to) {
   memcpy(to, mr_rope_row(t, pos), (size_t)t->n_rot * sizeof *to);
 }
 
-/* Queries of layers without rope grow with the position (llama4). */
+/* Queries of layers without rope grow with the position (llama4), or those of all (ministral3). */
 static float temper(const mr_config *c, int pos) {
-  double steps = c->temper_scale != 0 ? floor((pos + 1.0) / c->temper_floor) : 0;
+  double at = pos + (c->temper_all ? 0.0 : 1.0);
+  double steps = c->temper_scale != 0 ? floor(at / c->temper_floor) : 0;
   return (float)(log1p(steps) * c->temper_scale + 1);
 }
 
@@ -179,6 +183,8 @@ static void embed(mr_backend *b, mr_buf *x) {
       .ld = x->ld,
       .w = g->embed->w,
       .plane = g->embed->plane,
+      .few = g->embed->few,
+      .hold = (int32_t)g->embed->hold,
       .token = g->token,
       .pos = g->pos,
       .position = mr_gpu_vector_of(g, g->m->position_embd, (size_t)c->context * (size_t)c->d_model),
@@ -228,29 +234,44 @@ void mr_gpu_pack_rows(mr_gpu *g, mr_gpu_pack *p, int rows) {
 }
 
 /* 64 rows a tile where there are as many and shared memory holds them. No bits depend on it. */
-static mr_gpu_kernel gemm_kernel(const mr_gpu *g, mr_gpu_scheme scheme, int m, int *rows,
+static mr_gpu_kernel gemm_kernel(const mr_gpu *g, mr_gpu_hold hold, int m, int *rows,
                                  size_t *shared) {
-  static const mr_gpu_kernel kernels[3][2] = {{MR_GPU_gemm16_bf16, MR_GPU_gemm64_bf16},
+  static const mr_gpu_kernel kernels[4][2] = {{MR_GPU_gemm16_bf16, MR_GPU_gemm64_bf16},
                                               {MR_GPU_gemm16_pair, MR_GPU_gemm64_pair},
-                                              {MR_GPU_gemm16_q8, MR_GPU_gemm64_q8}};
-  size_t planes = scheme == MR_GPU_EXACT ? 2 : 1, raw = scheme == MR_GPU_SMALL;
-  bool tall = m > 32 && MR_GPU_GEMM_SHARED(64, planes, raw) <= g->dev->shared_bytes;
+                                              {MR_GPU_gemm16_int8, MR_GPU_gemm64_int8},
+                                              {MR_GPU_gemm16_int4, MR_GPU_gemm64_int4}};
+  bool tall = m > 32 && MR_GPU_GEMM_SHARED(64, hold) <= g->dev->shared_bytes;
   *rows = tall ? 64 : 16;
-  *shared = MR_GPU_GEMM_SHARED((size_t)*rows, planes, raw);
-  return kernels[scheme][tall];
+  *shared = MR_GPU_GEMM_SHARED(*rows, hold);
+  return kernels[hold][tall];
+}
+
+/* A product of many rows: weights of few bits are widened once, not in each tile. The same bits. */
+static mr_gpu_hold widen_all(mr_gpu *g, const mr_gpu_matrix *w, int m) {
+  if (w->hold < MR_GPU_INT8 || m < WIDEN_ROWS || (size_t)w->of->n * (size_t)w->k > g->wide_values)
+    return w->hold;
+  mr_gpu_widen a = {.few = w->few, .out = g->wide, .k = w->k};
+  mr_gpu_launch(g, w->hold == MR_GPU_INT8 ? MR_GPU_widen_int8 : MR_GPU_widen_int4,
+                (mr_grid){.blocks = {(uint32_t)w->of->n, 1, 1}, .warps = MR_GPU_WARPS}, &a);
+  return MR_GPU_BF16;
+}
+
+static double held_bytes(const mr_gpu_matrix *w) {
+  static const double each[] = {2, 4, 1 + 2.0 / MR_GPU_GROUP, 0.5 + 4.0 / MR_GPU_GROUP};
+  return (double)w->of->n * w->k * each[w->hold];
 }
 
 void mr_gpu_multiply(mr_gpu *g, const mr_gpu_matrix *w, const mr_gpu_bf16 *a, size_t a_plane, int m,
                      float *y, size_t ld, bool accumulate) {
   int rows;
   size_t shared;
-  mr_gpu_kernel kernel = gemm_kernel(g, w->scheme, m, &rows, &shared);
+  mr_gpu_hold hold = widen_all(g, w, m);
+  mr_gpu_kernel kernel = gemm_kernel(g, hold, m, &rows, &shared);
   mr_gpu_gemm args = {.a = a,
-                      .w = w->w,
+                      .w = hold == w->hold ? w->w : g->wide,
                       .a_plane = a_plane,
                       .w_plane = w->plane,
-                      .w8 = w->w8,
-                      .scales = w->scales,
+                      .few = w->few,
                       .bias = w->bias,
                       .y = y,
                       .ld = ld,
@@ -262,7 +283,7 @@ void mr_gpu_multiply(mr_gpu *g, const mr_gpu_matrix *w, const mr_gpu_bf16 *a, si
                   .warps = MR_GPU_WARPS,
                   .shared = shared};
   g->base.stats.flops += 2.0 * m * w->of->n * w->of->k;
-  g->base.stats.bytes += (double)w->of->n * w->k * (w->scheme == MR_GPU_SMALL ? 1 : 2);
+  g->base.stats.bytes += held_bytes(w);
   mr_gpu_launch(g, kernel, grid, &args);
 }
 
@@ -296,7 +317,7 @@ static void linear(mr_backend *b, const mr_linear *op) {
     p.norm = mr_gpu_norm_of(g, &op->norm, cols);
   set_act(&p, op);
   for (int i = 0; i < op->n; i++)
-    if (mr_gpu_find(g, op->w[i])->scheme == MR_GPU_EXACT)
+    if (mr_gpu_find(g, op->w[i])->hold == MR_GPU_PAIR)
       p.plane = g->packed_plane;
   mr_gpu_pack_rows(g, &p, rows);
   for (int i = 0; i < op->n; i++)
@@ -383,22 +404,10 @@ static mr_code take_memory(mr_gpu *g, mr_err *err) {
   return MR_OK;
 }
 
-/* What only the CPU's operations know yet: leaving it out would give wrong results. */
-static mr_code check_parts(const mr_model *m, mr_err *err) {
-  const char *what = m->lora ? "adapters" : m->c.temper_all ? "queries that grow" : NULL;
-  for (int i = 0; i < m->c.n_layers && !what; i++)
-    if (m->layers[i].q_norm_b || m->layers[i].k_norm_b)
-      what = "biases of the norms of queries and keys";
-  return what ? mr_err_set(err, MR_E_UNAVAILABLE, "%s cannot run on a GPU yet; use --device cpu",
-                           what)
-              : MR_OK;
-}
-
 mr_code mr_backend_gpu_open(mr_backend **out, const mr_model *m, mr_device *dev, mr_kv *kv,
                             mr_gpu_scheme scheme, int max_tokens, int max_logits, mr_err *err) {
-  mr_code refused = check_parts(m, err);
-  if (refused)
-    return refused;
+  if (m->lora)
+    return mr_err_set(err, MR_E_UNAVAILABLE, "adapters cannot run on a GPU yet; use --device cpu");
   mr_gpu *g = mr_mem_alloc(1, sizeof *g);
   if (!g)
     return mr_err_set(err, MR_E_NOMEM, "out of memory for the step");

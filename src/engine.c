@@ -106,6 +106,8 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
       .kv_type = mr_kv_type_name((mr_kv_type)type),
       .device = "cpu",
       .kv_policy = policy_names[o->kv_policy],
+      .policy = o->kv_policy,
+      .kv_disk = o->kv_disk,
       .context = o->context > 0 && o->context < c->context ? o->context : c->context,
       .n_vocab = c->n_vocab,
       .max_batch = o->max_batch > 0 ? o->max_batch : DEFAULT_BATCH,

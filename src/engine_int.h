@@ -48,6 +48,7 @@ typedef struct mr_flight {
   int shared_pages; /* full pages of the prompt beyond the chain */
   mr_flight_state state;
   uint64_t step;     /* the last one that it had a run in */
+  uint64_t held;     /* its number among those that are held back, from 1; 0: it is not */
   bool spilled;      /* what it had computed is on disk: */
   bool lost;         /* ... or part of it was */
   mr_parked parked;  /* pages of its prompt, from fetch_at; the sequences have their own */
@@ -111,6 +112,7 @@ struct mr_engine {
   uint64_t expected, came; /* rows that were expected, and the last of them that is here */
   uint64_t admitted;       /* the age of the last one */
   int n_parked;
+  uint64_t n_held;
   uint64_t blocked; /* flights this old and older may begin: a parked one goes first; 0: all */
   double share_sum; /* of the tokens that finished choices could have had, what they had, ... */
   uint64_t share_n; /* ... and how many choices that were */
@@ -165,7 +167,7 @@ void mr_flight_forget(mr_engine *e, mr_flight *f);
 /* engine_save.c: takes up what a run before had done of it. MR_E_NOMEM. */
 mr_code mr_flight_resume(mr_engine *e, mr_flight *f, mr_err *err);
 /* A digest of all that says what the bytes of a page mean, beside the model. */
-uint64_t mr_engine_layout(const mr_engine *e);
+uint64_t mr_engine_layout(const mr_engine_info *info);
 
 /* The sequence is over: its pages and reservation are free again. */
 void mr_flight_retire(mr_engine *e, mr_flight *f, mr_sequence *s);

@@ -60,7 +60,8 @@ static mr_code add_chosen(mr_engine *e, mr_flight *f, mr_sequence *s, mr_err *er
 static mr_code add_decode(mr_engine *e, mr_err *err) {
   int room = e->info.max_batch;
   for (mr_flight *f = e->flights; f; f = f->next) {
-    if (f->fed < f->r.n_prompt || f->r.task != MR_TASK_GENERATE || f->state != MR_FLIGHT_ACTIVE)
+    if (f->fed < f->r.n_prompt || f->r.task != MR_TASK_GENERATE || f->state != MR_FLIGHT_ACTIVE ||
+        f->held)
       continue;
     for (int i = 0; i < f->n_seqs; i++) {
       mr_sequence *s = &f->seqs[i];

@@ -41,6 +41,13 @@ mr_memory mr_machine_memory(void) {
   return m;
 }
 
+double mr_machine_waited_s(void) {
+  char text[128];
+  uint64_t ran, waited;
+  slurp("/proc/self/schedstat", text, sizeof text);
+  return sscanf(text, "%" SCNu64 " %" SCNu64, &ran, &waited) == 2 ? (double)waited / 1e9 : 0;
+}
+
 const char *mr_machine_cpu(char *buf, size_t cap) {
   char text[4096];
   slurp("/proc/cpuinfo", text, sizeof text);

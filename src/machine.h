@@ -12,6 +12,10 @@ typedef struct mr_memory {
 
 mr_memory mr_machine_memory(void);
 
+/* Seconds for which the first thread of the process could have run and did not, as others had the
+ * processors; 0: the kernel does not say. */
+double mr_machine_waited_s(void);
+
 /* The processor's model name into buf (always terminated); "cpu" where the kernel does not say.
  * Returns buf. */
 const char *mr_machine_cpu(char *buf, size_t cap);

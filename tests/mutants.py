@@ -18,13 +18,16 @@ MUTANTS = [
     ("WMMA: wrong rows of C", "mma.h", "return 2 * i + MR_LANE / 16;", "return i + MR_LANE / 16 * 8;", WMMA, "kernels"),
     ("the low plane is left out", "gemm.cu", "mr_mma(c[t], low, w);", "", SYNC, "kernels"),
     ("a block's sum misses its barrier", "gpu.h", "room[MR_THREAD / MR_WARP] = x;\n  MR_BARRIER();", "room[MR_THREAD / MR_WARP] = x;", MFMA, "kernels"),
-    ("a warp does not wait for its scores", "attn.cu", "scores(a, b, stage);\n      MR_WARP_SYNC();", "scores(a, b, stage);", SYNC, "attention"),
+    ("a warp does not wait for its scores", "attn.cu", "scores(a, b, ready);\n      MR_WARP_SYNC();", "scores(a, b, ready);", SYNC, "attention"),
     ("a warp resets another's sums", "attn.cu", "b.stat[16 * b.warp + MR_LANE].max = MR_MINUS_INF;",
      "b.stat[(16 * b.warp + MR_LANE + 16) % b.rows].max = MR_MINUS_INF;", SYNC, "attention"),
     ("a page is read before it is there", "attn.cu", "mr_async_wait<1>();", "mr_async_wait<2>();", SYNC, "attention"),
     ("a window is one too wide", "attn.cu", "pos - a.window + 1)", "pos - a.window)", SYNC, "attention"),
-    ("keys that nobody wrote are read", "attn.cu", "bool there = j < keys &&", "bool there =", SYNC, "attention"),
+    ("keys that nobody wrote are read", "attn.cu", "bool there = j < p.keys &&", "bool there =", SYNC, "attention"),
     ("a head is rotated before all of it is there", "heads.cu", "line[i] = clipped(x[i], a.clip);\n  MR_WARP_SYNC();", "line[i] = clipped(x[i], a.clip);", SYNC, "attention"),
+    ("a head is rotated while it is still stored", "heads.cu", "  MR_WARP_SYNC(); /* values may be this line */\n", "", SYNC, "attention"),
+    ("a page is converted while it is used", "attn.cu", "convert_page(a, b, page, stage);\n      MR_BARRIER();", "convert_page(a, b, page, stage);", SYNC, "attention"),
+    ("weights are multiplied while they are widened", "gemm.cu", "i * MR_GPU_K);\n      MR_BARRIER();", "i * MR_GPU_K);", SYNC, "kernels"),
     ("a row out of reach is not computed again", "attn.cu", "return !(mr_abs(max - a.phi) < a.reach);", "return false;", SYNC, "attention"),
 ]
 
