@@ -17,7 +17,7 @@ DEFS := -DMR_VERSION='"$(VERSION)"'
 CFLAGS += $(CSTD) $(WARN) $(OPT_$(MODE)) -march=x86-64-v2 -ffp-contract=off -fno-math-errno -pthread -I. $(DEFS) -MMD -MP
 LDLIBS := -lzstd -larchive -lz -ljansson -lpcre2-8 -lutf8proc -lxxhash -lm -ldl -pthread
 AVX2_FLAGS := -mavx2 -mfma -mf16c -mbmi2
-AVX512_FLAGS := $(AVX2_FLAGS) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
+AVX512_FLAGS := $(AVX2_FLAGS) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mprfchw
 
 LIB_SRC := $(wildcard io/*.c kernels/*.c kernels/*/*.c src/*.c) $(filter-out jobs/main.c,$(wildcard jobs/*.c))
 # The GPU's kernels for the emulator, once a machine (kernels/gpu/mma.h).

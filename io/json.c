@@ -1,7 +1,6 @@
 #include "io/json.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <setjmp.h>
@@ -9,7 +8,7 @@
 #include <string.h>
 
 #include "io/mem.h"
-#include "io/sys.h"
+#include "io/slurp.h"
 
 /* jansson allocates through io/mem.h. Its reader goes wrong when an allocation fails (its lexer
  * drops a byte, and then may look for a closing quote behind its buffer), so a failed allocation
@@ -169,38 +168,16 @@ json_t *mr_json_parse_lossy(const char *s, size_t len) {
   return load(s, len, strict | JSON_DECODE_INT_AS_REAL, NULL);
 }
 
-static mr_code slurp(int fd, const char *path, size_t limit, mr_text *t, mr_err *err) {
-  char buf[16384];
-  for (;;) {
-    ssize_t n = mr_sys_read_full(fd, buf, sizeof buf);
-    if (n < 0)
-      return mr_err_errno(err, MR_E_IO, path, "cannot read");
-    mr_text_add(t, buf, (size_t)n);
-    if (t->failed)
-      return mr_err_set(err, MR_E_NOMEM, "out of memory while reading %s", path);
-    if (t->len > limit)
-      return mr_err_at(err, MR_E_DATA, path, 0, -1, "is larger than %zu bytes", limit);
-    if ((size_t)n < sizeof buf)
-      return MR_OK;
-  }
-}
-
 json_t *mr_json_read(const char *path, size_t limit, mr_err *err) {
-  int fd = mr_sys_now->open(path, O_RDONLY | O_CLOEXEC, 0);
-  if (fd < 0) {
-    mr_err_errno(err, MR_E_NOINPUT, path, "cannot open");
-    return NULL;
-  }
   mr_text t = {0};
   json_t *v = NULL;
-  if (slurp(fd, path, limit, &t, err) == MR_OK) {
+  if (mr_slurp_file(path, limit, &t, err) == MR_OK) {
     size_t bom = t.len >= 3 && !memcmp(t.data, "\xEF\xBB\xBF", 3) ? 3 : 0;
     v = mr_json_parse(t.len ? t.data + bom : "", t.len - bom, NULL, err);
     if (!v && err && !err->file[0])
       mr_err_place(err, path, err->line, err->offset);
   }
   mr_text_free(&t);
-  mr_sys_now->close(fd);
   return v;
 }
 

@@ -62,6 +62,7 @@ static double measure_peak(bench *b) {
 typedef struct gemm_job {
   const mr_gemm_ops *o;
   float *y;
+  size_t ldy; /* as in a step: no multiple of 4 KiB, or all rows would fall into a few cache sets */
   char *x, *w;
   size_t matrix_bytes;
   int m, n, k, panels, items, copies, copy;
@@ -73,18 +74,20 @@ static void gemm_item(void *ctx, int item, int worker) {
   const char *w = g->w + (size_t)g->copy * g->matrix_bytes;
   int p0 = (int)((int64_t)g->panels * item / g->items);
   int p1 = (int)((int64_t)g->panels * (item + 1) / g->items);
-  g->o->gemm(g->y, (size_t)g->n, g->x, g->m, w, p0, p1, g->n, g->k, NULL, 0);
+  g->o->gemm(g->y, g->ldy, g->x, g->m, w, p0, p1, g->n, g->k, NULL, 0);
 }
 
 static int gemm_open(gemm_job *g, bench *b, mr_scheme scheme, int k, int n) {
   const mr_gemm_ops *o = &b->k->gemm[scheme];
   *g = (gemm_job){.o = o, .n = n, .k = k, .panels = (n + o->nr - 1) / o->nr};
+  g->ldy = (size_t)n % 1024 == 0 ? (size_t)n + 16 : (size_t)n;
   g->matrix_bytes = (size_t)g->panels * o->panel_bytes(k);
   g->copies = (int)(COLD_BYTES / g->matrix_bytes) + 1;
   g->items = 4 * b->threads < g->panels ? 4 * b->threads : g->panels;
   g->w = mr_mem_pages((size_t)g->copies * g->matrix_bytes);
   g->x = mr_mem_pages(o->row_bytes(k) * MAX_M);
-  g->y = mr_mem_pages((size_t)n * (n > HEAD_N ? MAX_M_HEAD : MAX_M) * sizeof(float));
+  size_t rows_y = n > HEAD_N ? MAX_M_HEAD : MAX_M;
+  g->y = mr_mem_pages(rows_y * g->ldy * sizeof *g->y);
   float *rows = mr_mem_alloc((size_t)o->nr * (size_t)k, sizeof *rows);
   if (g->w == NULL || g->x == NULL || g->y == NULL || rows == NULL) {
     mr_mem_free(rows);

@@ -26,18 +26,6 @@ static mr_code no_memory(mr_err *err) {
 
 /* ------------------------------------------------------------------ what is read */
 
-static mr_code add_path(mr_list *l, const char *path, mr_err *err) {
-  char **grown = mr_mem_resize(l->s, (size_t)l->n + 1, sizeof *grown);
-  if (!grown)
-    return no_memory(err);
-  l->s = grown;
-  char *copy = mr_mem_copy(path, strlen(path));
-  if (!copy)
-    return no_memory(err);
-  l->s[l->n++] = copy;
-  return MR_OK;
-}
-
 static bool has_path(const mr_list *l, const char *path) {
   for (int i = 0; i < l->n; i++)
     if (!strcmp(l->s[i], path))
@@ -49,7 +37,7 @@ static bool has_path(const mr_list *l, const char *path) {
 static mr_code find_input(scoring *g, const char *typed, mr_list *errors, mr_err *err) {
   mr_paths p;
   if (!strcmp(typed, "-"))
-    return add_path(&g->paths, typed, err);
+    return mr_list_add(&g->paths, typed, err);
   mr_code rc = mr_paths_find(&p, typed, err);
   if (rc)
     return rc;
@@ -57,18 +45,12 @@ static mr_code find_input(scoring *g, const char *typed, mr_list *errors, mr_err
   const char *output = p.final[MR_FINAL_OUTPUT], *bad = p.final[MR_FINAL_ERRORS];
   if (!there && mr_path_exists(output))
     typed = output;
-  rc = add_path(&g->paths, typed, err);
+  rc = mr_list_add(&g->paths, typed, err);
   bool is_output = !strcmp(typed, output) && mr_path_exists(p.final[MR_FINAL_MANIFEST]);
   if (!rc && is_output && mr_path_exists(bad))
-    rc = add_path(errors, bad, err);
+    rc = mr_list_add(errors, bad, err);
   mr_paths_free(&p);
   return rc;
-}
-
-static void free_paths(mr_list *l) {
-  for (int i = 0; i < l->n; i++)
-    mr_mem_free(l->s[i]);
-  mr_mem_free(l->s);
 }
 
 static mr_code find_inputs(scoring *g, mr_err *err) {
@@ -78,8 +60,8 @@ static mr_code find_inputs(scoring *g, mr_err *err) {
     rc = find_input(g, g->job.inputs[i], &errors, err);
   for (int i = 0; !rc && i < errors.n; i++)
     if (!has_path(&g->paths, errors.s[i]))
-      rc = add_path(&g->paths, errors.s[i], err);
-  free_paths(&errors);
+      rc = mr_list_add(&g->paths, errors.s[i], err);
+  mr_list_free(&errors);
   return rc;
 }
 
@@ -184,7 +166,7 @@ int mr_cmd_score(int argc, char **argv) {
   if (rc)
     mr_err_print(&err, stderr);
   mr_score_close(g.score);
-  free_paths(&g.paths);
+  mr_list_free(&g.paths);
   mr_job_free(&g.job);
   return rc ? mr_err_exit(rc) : status;
 }

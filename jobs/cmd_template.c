@@ -1,5 +1,4 @@
 /* millrace model template: renders conversations with the chat template of a model or a file. */
-#include <fcntl.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,6 +7,7 @@
 #include "io/json.h"
 #include "io/lines.h"
 #include "io/mem.h"
+#include "io/slurp.h"
 #include "io/sys.h"
 #include "jobs/cmd.h"
 #include "src/prompt.h"
@@ -80,32 +80,6 @@ static mr_code read_options(int argc, char **argv, session *s, mr_err *err) {
   return MR_OK;
 }
 
-/* ---- reading ---- */
-
-static mr_code read_all(int fd, const char *name, size_t limit, mr_text *out, mr_err *err) {
-  char *buf = mr_mem_alloc(1, CHUNK);
-  ssize_t n = buf ? 1 : 0;
-  while (n > 0 && out->len <= limit && !out->failed && (n = mr_sys_read_full(fd, buf, CHUNK)) > 0)
-    mr_text_add(out, buf, (size_t)n);
-  mr_mem_free(buf);
-  if (n < 0)
-    return mr_err_errno(err, MR_E_IO, name, "cannot read");
-  if (!buf || out->failed)
-    return mr_err_set(err, MR_E_NOMEM, "out of memory");
-  if (out->len > limit)
-    return mr_err_at(err, MR_E_DATA, name, 0, -1, "is larger than %zu MiB", limit >> 20);
-  return MR_OK;
-}
-
-static mr_code read_file(const char *path, mr_text *out, mr_err *err) {
-  int fd = mr_sys_now->open(path, O_RDONLY, 0);
-  if (fd < 0)
-    return mr_err_errno(err, MR_E_NOINPUT, path, "cannot open");
-  mr_code c = read_all(fd, path, MAX_TEMPLATE, out, err);
-  mr_sys_now->close(fd);
-  return c;
-}
-
 /* A template that does not parse is an answer, not a failure to open. */
 static mr_code open_template(session *s, mr_err *err) {
   mr_text src = {0};
@@ -116,7 +90,7 @@ static mr_code open_template(session *s, mr_err *err) {
     s->t = c ? NULL : mr_prompter_template(s->prompter, false, &s->broken);
     return c;
   }
-  c = read_file(s->file, &src, err);
+  c = mr_slurp_file(s->file, MAX_TEMPLATE, &src, err);
   if (!c) {
     c = mr_template_parse(&s->own, src.data ? src.data : "", src.len, &s->broken);
     if (c == MR_E_NOMEM)
@@ -311,7 +285,7 @@ static mr_code write_out(mr_text *t, mr_err *err) {
 static mr_code serve_lines(const session *s, mr_err *err) {
   mr_text in = {0}, out = {0};
   mr_rendered r = {0};
-  mr_code c = read_all(0, "standard input", MAX_LINE * 4, &in, err);
+  mr_code c = mr_slurp(0, "standard input", MAX_LINE * 4, &in, err);
   for (size_t at = 0; !c && at < in.len;) {
     const char *nl = memchr(in.data + at, '\n', in.len - at);
     size_t end = nl ? (size_t)(nl - in.data) : in.len, len = end - at;
@@ -330,7 +304,7 @@ static mr_code serve_lines(const session *s, mr_err *err) {
 static mr_code serve_one(const session *s, mr_err *err) {
   mr_text in = {0};
   mr_rendered r = {0};
-  mr_code c = read_all(0, "standard input", MAX_LINE, &in, err);
+  mr_code c = mr_slurp(0, "standard input", MAX_LINE, &in, err);
   if (!c)
     c = render(s, in.data ? in.data : "", in.len, &r, err);
   if (!c)

@@ -20,6 +20,8 @@
 #define READ_BYTES (64u << 20)
 #define READ_PIECES 64
 #define READ_ROUNDS 4
+#define DISK_BYTES_PER_S 300e6 /* as long as nothing is written or read, as in src/kvtier */
+#define COPY_BYTES_PER_S 1e9   /* a page out of the prefix cache or away: copied and checked */
 
 /* ---------------------------------------------------------------- reading memory */
 
@@ -384,12 +386,15 @@ mr_code mr_estimate_measure(const mr_engine_opts *opts, mr_engine_info *info, mr
   o.kv_disk = 0;
   o.kv_policy = MR_KV_FEWER;
   o.no_prefix_sharing = false;
+  o.prefix_cache = NULL; /* made-up prompts have no place there */
   double t = mr_sys_seconds();
   mr_code rc = mr_engine_open(&b.e, &o, NULL, err);
   if (rc)
     return rc;
   out->load_s = mr_sys_seconds() - t;
   *info = *mr_engine_describe(b.e);
+  info->policy = opts->kv_policy;
+  info->kv_disk = opts->kv_disk;
   out->rates.head_share = info->flops_per_output_token / info->flops_per_prompt_token - 1;
   rc = measure_steps(&b, out, err);
   mr_engine_close(b.e);
@@ -426,10 +431,15 @@ static const char *bound_by(const mr_time_estimate *e, const mr_engine_info *inf
 
 mr_code mr_estimate_run(mr_time_estimate *e, const mr_engine_info *info, const mr_profile *p,
                         mr_sim_next next, void *ctx, mr_err *err) {
+  double token = (double)info->kv_bytes_per_token;
   const mr_limits limits = {.batch = info->max_batch,
                             .step_tokens = info->max_step_tokens,
                             .block = MR_KV_BLOCK,
-                            .kv_tokens = (double)info->kv_tokens};
+                            .kv_tokens = (double)info->kv_tokens,
+                            .disk_tokens = (double)info->kv_disk / token,
+                            .policy = info->policy,
+                            .disk_token_s = 2 * token / DISK_BYTES_PER_S,
+                            .copy_token_s = token / COPY_BYTES_PER_S};
   mr_code rc = mr_simulate(&e->rates, &limits, next, ctx, &e->sim, err);
   const double said[MR_PARTS] = {e->load_s, e->sim.gemm_s, e->sim.attn_s, e->sim.other_s,
                                  e->start_s};

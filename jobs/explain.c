@@ -53,10 +53,28 @@ static const char *policy_words(const mr_job *j) {
   }
 }
 
+static void cache(talk *t) {
+  const mr_forecast *f = t->in->forecast;
+  if (!t->in->job->prefix_cache)
+    return;
+  snprintf(t->text, sizeof t->text,
+           "prefix cache: %" PRIu64 " prompt tokens are there from earlier runs%s",
+           f->cached_tokens, f->cached_tokens ? "" : "; this one leaves what its rows share");
+  t->say(t->text, t->to);
+}
+
 static void memory(talk *t) {
   const mr_sim *s = &t->in->estimate->sim;
   double steps = s->prefill_s + s->decode_s;
-  if (s->kv_full_s > 0)
+  if (s->parked > 0)
+    snprintf(
+        t->text, sizeof t->text,
+        "memory: keys and values are full for %.0f %% of the time; then %s. About %.0f times a "
+        "row is put away, with %.0f tokens to disk and %.0f to compute again. More "
+        "--kv-memory makes the batch larger",
+        steps > 0 ? 100 * s->kv_full_s / steps : 0, policy_words(t->in->job), s->parked, s->spilled,
+        s->recomputed);
+  else if (s->kv_full_s > 0)
     snprintf(t->text, sizeof t->text,
              "memory: keys and values are full for %.0f %% of the time; then %s. More --kv-memory "
              "makes the batch larger",
@@ -112,6 +130,13 @@ static void trust(talk *t) {
              ". %d earlier run%s of this model here corrected it", t->in->learnt_from,
              t->in->learnt_from == 1 ? "" : "s");
   t->say(t->text, t->to);
+  if (t->in->waited_share <= MR_PROFILE_WAITED)
+    return;
+  snprintf(t->text, sizeof t->text,
+           "other work had the processors for %.0f %% of the time of the measurement: without it "
+           "the job takes less",
+           100 * t->in->waited_share);
+  t->say(t->text, t->to);
 }
 
 void mr_explain(const mr_explain_in *in, void (*say)(const char *sentence, void *to), void *to) {
@@ -119,6 +144,7 @@ void mr_explain(const mr_explain_in *in, void (*say)(const char *sentence, void 
   if (in->forecast->rows == 0)
     return;
   order(&t);
+  cache(&t);
   memory(&t);
   bound(&t);
   deadline(&t);

@@ -10,7 +10,8 @@ typedef struct mr_explain_in { /* all borrowed */
   const mr_engine_info *info;
   const mr_forecast *forecast;
   const mr_time_estimate *estimate;
-  int learnt_from; /* runs */
+  int learnt_from;     /* runs */
+  double waited_share; /* of the measurement's time in which others had the processors */
 } mr_explain_in;
 
 /* Calls say(sentence, to) for each. */

@@ -174,8 +174,8 @@ void mr_identity_differ(const mr_job_identity *old, const mr_job_identity *now, 
   if (strcmp(old->options_digest, now->options_digest) != 0)
     differ_options(old->options, now->options, words);
   if (strcmp(old->numerics, now->numerics) != 0)
-    mr_text_addf(words, "%sthe numerics (%s, was %s)", words->len ? "; " : "", now->numerics,
-                 old->numerics);
+    mr_text_addf(words, "%sthe numerics (%s, was %s; --other-numerics lets them be)",
+                 words->len ? "; " : "", now->numerics, old->numerics);
 }
 
 mr_code mr_identity_copy(mr_job_identity *to, const mr_job_identity *from, mr_err *err) {

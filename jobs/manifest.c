@@ -5,6 +5,7 @@
 
 #include "io/json.h"
 #include "io/mem.h"
+#include "io/slurp.h"
 #include "io/sys.h"
 #include "jobs/rowlist.h"
 
@@ -175,29 +176,13 @@ static mr_code load_bytes(mr_manifest *m, const char *bytes, size_t len, mr_err 
   return rc;
 }
 
-static mr_code read_all(int fd, mr_text *t, mr_err *err) {
-  char buf[65536];
-  for (;;) {
-    ssize_t k = mr_sys_read_full(fd, buf, sizeof buf);
-    if (k < 0)
-      return mr_err_errno(err, MR_E_IO, NULL, "cannot read the manifest");
-    mr_text_add(t, buf, (size_t)k);
-    if (t->failed)
-      return nomem(err);
-    if (t->len > MANIFEST_MAX)
-      return mr_err_set(err, MR_E_DATA, "the manifest has more than %zu MiB", MANIFEST_MAX >> 20);
-    if ((size_t)k < sizeof buf)
-      return MR_OK;
-  }
-}
-
 mr_code mr_manifest_load(mr_manifest *m, const char *path, mr_err *err) {
   mr_text t = {0};
   memset(m, 0, sizeof *m);
   int fd = mr_sys_now->open(path, O_RDONLY, 0);
   if (fd < 0)
-    return mr_err_errno(err, MR_E_IO, path, "cannot open");
-  mr_code rc = read_all(fd, &t, err);
+    return mr_err_errno(err, MR_E_IO, path, "cannot open"); /* 66 would mean: it is not there */
+  mr_code rc = mr_slurp(fd, path, MANIFEST_MAX, &t, err);
   mr_sys_now->close(fd);
   if (!rc)
     rc = load_bytes(m, t.data ? t.data : "", t.len, err);

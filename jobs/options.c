@@ -66,6 +66,11 @@ const option mr_options[] = {
      "auto, cpu, cuda[:N], hip[:N], sim[:wave64] (see millrace devices)"},
     {"device-memory", 0, K_SIZE, AT(device_memory), 0, "SIZE", RUN,
      "memory of a GPU that is taken (nine tenths of what is free)"},
+    {"device-weights", 0, K_CHOICE, AT(device_weights), 0, "auto|bf16|int8|int4", RUN,
+     "how a GPU holds weights (4 or 8 bits where the file has no more; int8 where bf16 does not "
+     "fit)"},
+    {"other-numerics", 0, K_FLAG, AT(other_numerics), 0, NULL, RUN,
+     "go on with a job that was begun on another device or instruction set: what is done stays"},
     {"threads", 0, K_INT, AT(threads), 1, "N", RUN, "threads (all CPUs that the process may use)"},
     {"pin", 0, K_FLAG, AT(pin), 0, NULL, RUN, "bind each thread to a CPU"},
     {"max-batch", 0, K_INT, AT(max_batch), 1, "N", RUN, "rows in flight at most (chosen)"},
@@ -131,16 +136,9 @@ void mr_job_init(mr_job *j) {
                 .prefix_cache_bytes = (uint64_t)4 << 30};
 }
 
-static void free_list(mr_list *l) {
-  for (int i = 0; i < l->n; i++)
-    mr_mem_free(l->s[i]);
-  mr_mem_free(l->s);
-  *l = (mr_list){0};
-}
-
 static void free_inputs(mr_job *j) {
   mr_list l = {j->inputs, j->n_inputs};
-  free_list(&l);
+  mr_list_free(&l);
   j->inputs = NULL;
   j->n_inputs = 0;
 }
@@ -156,7 +154,7 @@ void mr_job_free(mr_job *j) {
   mr_mem_free(j->metrics_file);
   mr_mem_free(j->spill_dir);
   mr_mem_free(j->prefix_cache);
-  free_list(&j->score.refs);
+  mr_list_free(&j->score.refs);
   mr_mem_free(j->score.ref_field);
   mr_mem_free(j->score.extract);
   mr_mem_free(j->score.by);
@@ -193,18 +191,6 @@ static bool read_choice(const char *choices, const char *s, int *value) {
       return false;
     choices += n + 1;
   }
-}
-
-static mr_code add_text(mr_list *l, const char *s, mr_err *err) {
-  char **grown = mr_mem_resize(l->s, (size_t)l->n + 1, sizeof *grown);
-  if (!grown)
-    return no_memory(err);
-  l->s = grown;
-  char *copy = mr_mem_copy(s, strlen(s));
-  if (!copy)
-    return no_memory(err);
-  l->s[l->n++] = copy;
-  return MR_OK;
 }
 
 /* Adds names with commas between them to a set. */
@@ -317,7 +303,7 @@ static mr_code set_from_text(mr_job *j, const option *o, const char *s, const or
   if (o->kind == K_TEXT)
     return set_text(at, s, err);
   if (o->kind == K_LIST)
-    return add_text(at, s, err);
+    return mr_list_add(at, s, err);
   const char *why = NULL;
   if (o->kind == K_SHARD ? mr_shard_parse(s, &j->shard, &why) : set_scalar(j, o, s))
     return MR_OK;
@@ -430,7 +416,7 @@ static const char *suggest(const char *word, mr_command cmd, const char *prefix,
 
 static mr_code add_input(mr_job *j, const char *s, mr_err *err) {
   mr_list l = {j->inputs, j->n_inputs};
-  mr_code rc = add_text(&l, s, err);
+  mr_code rc = mr_list_add(&l, s, err);
   j->inputs = l.s;
   j->n_inputs = l.n;
   return rc;
@@ -631,7 +617,7 @@ static mr_code find_job_file(mr_job *j, mr_command cmd, int argc, char **argv, m
 static void forget_list(mr_job *j, const option *o) {
   void *at = (char *)j + o->at;
   if (o->kind == K_LIST)
-    free_list(at);
+    mr_list_free(at);
   else if (o->kind == K_NAMES)
     *(unsigned *)at = 0;
 }

@@ -53,6 +53,8 @@ typedef struct mr_job {
   mr_compute compute;
   char *device;
   uint64_t device_memory; /* bytes; 0: chosen */
+  int device_weights;     /* of mr_engine_opts */
+  int other_numerics;     /* 1: a job may go on where its last bits would be others */
   int threads, max_batch, max_step_tokens, context;
   bool pin;
   uint64_t kv_memory; /* bytes; 0: chosen */

@@ -16,6 +16,7 @@ int mr_job_status(const mr_job *j, uint64_t rows, uint64_t failed) {
 void mr_job_engine_opts(const mr_job *j, mr_engine_opts *o) {
   *o = (mr_engine_opts){.model_path = j->model,
                         .device = j->device,
+                        .device_weights = j->device_weights,
                         .compute = j->compute,
                         .threads = j->threads,
                         .pin = j->pin,

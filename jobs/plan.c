@@ -10,11 +10,13 @@
 #include "io/durable.h"
 #include "io/hash.h"
 #include "io/mem.h"
+#include "io/slurp.h"
 #include "io/sys.h"
 
 #define HEAD_MAGIC "MRPLAN\0\2"
 #define BUFFER_BYTES (1u << 20)
 #define MAX_FILES (1u << 24)
+#define HEAD_MAX ((size_t)4 << 30)
 
 _Static_assert(sizeof(mr_plan_entry) == 56, "plan.index has 56 bytes a row");
 
@@ -437,21 +439,6 @@ struct mr_plan {
   int fd, index_fd;
 };
 
-static mr_code slurp(const char *path, mr_text *t, mr_err *err) {
-  int fd = mr_sys_now->open(path, O_RDONLY | O_CLOEXEC, 0);
-  if (fd < 0)
-    return mr_err_errno(err, MR_E_NOINPUT, path, "cannot open");
-  char buf[16384];
-  ssize_t n;
-  while ((n = mr_sys_read_full(fd, buf, sizeof buf)) > 0)
-    mr_text_add(t, buf, (size_t)n);
-  mr_code rc = n < 0       ? mr_err_errno(err, MR_E_IO, path, "cannot read")
-               : t->failed ? no_memory(err)
-                           : MR_OK;
-  mr_sys_now->close(fd);
-  return rc;
-}
-
 /* Cuts the names out of the head; each ends where the next length begins, so NULs are put behind
  * copies. */
 static mr_code read_names(mr_plan *p, const char *at, size_t left, const char *path, mr_err *err) {
@@ -482,7 +469,7 @@ static mr_code read_names(mr_plan *p, const char *at, size_t left, const char *p
 
 static mr_code read_head(mr_plan *p, const char *path, mr_err *err) {
   mr_text t = {0};
-  mr_code rc = slurp(path, &t, err);
+  mr_code rc = mr_slurp_file(path, HEAD_MAX, &t, err);
   uint64_t check = 0;
   size_t n = t.len >= sizeof check ? t.len - sizeof check : 0;
   if (rc == MR_OK && n < sizeof p->h)

@@ -112,6 +112,7 @@ static void take(mr_profile *p, const json_t *o) {
   for (int i = 0; i < MR_PARTS; i++)
     if (get(factors, mr_part_names[i], &x) && x >= 1 / FACTOR_MAX && x <= FACTOR_MAX)
       p->factor[i] = x;
+  p->waited = get(o, "waited", &x) ? x : 0;
   p->measured = get_rates(json_object_get(o, "rates"), &r) && get(o, "load_s", &p->load_s) &&
                 get(o, "memory_bytes_per_s", &p->memory_bytes_per_s) &&
                 get(o, "peak_ops", &p->peak_ops);
@@ -160,6 +161,7 @@ void mr_profile_save(const mr_profile *p) {
     json_object_set_new(o, "load_s", json_real(p->load_s));
     json_object_set_new(o, "memory_bytes_per_s", json_real(p->memory_bytes_per_s));
     json_object_set_new(o, "peak_ops", json_real(p->peak_ops));
+    json_object_set_new(o, "waited", json_real(p->waited));
     json_object_set_new(o, "rates", rates_of(p));
   }
   char *text = o ? mr_json_dumps(o, JSON_INDENT(1)) : NULL;
@@ -172,9 +174,11 @@ void mr_profile_save(const mr_profile *p) {
 
 /* ---------------------------------------------------------------- learning */
 
-void mr_profile_learn(mr_profile *p, const double said[MR_PARTS], const double took[MR_PARTS],
-                      double speed) {
+bool mr_profile_learn(mr_profile *p, const double said[MR_PARTS], const double took[MR_PARTS],
+                      double speed, double waited) {
   double weight = p->runs < 2 ? 1.0 / (p->runs + 1) : WEIGHT;
+  if (waited > MR_PROFILE_WAITED)
+    return false;
   if (!isfinite(speed) || speed <= 0)
     speed = 1;
   speed = speed > FACTOR_MAX ? FACTOR_MAX : speed < 1 / FACTOR_MAX ? 1 / FACTOR_MAX : speed;
@@ -186,4 +190,5 @@ void mr_profile_learn(mr_profile *p, const double said[MR_PARTS], const double t
     p->factor[i] += (x - p->factor[i]) * weight;
   }
   p->runs++;
+  return true;
 }

@@ -3,7 +3,7 @@
  *
  *     mr_profile p;  mr_profile_load(&p, &info);        nothing known: factors are 1
  *     seconds of part i = what the rates say * p.factor[i]
- *     mr_profile_learn(&p, said, took, speed);          after a run
+ *     mr_profile_learn(&p, said, took, speed, waited);  after a run
  *     mr_profile_save(&p);
  *
  * A file of JSON for each machine and model in $MILLRACE_CACHE, else $XDG_CACHE_HOME/millrace, else
@@ -35,15 +35,21 @@ typedef struct mr_profile {
   mr_rates rates;
   double load_s, memory_bytes_per_s;
   double peak_ops; /* a second, when they were measured: the machine's speed */
+  double waited;   /* of the time of that measurement, as MR_PROFILE_WAITED */
 } mr_profile;
 
 void mr_profile_load(mr_profile *p, const mr_engine_info *info);
 void mr_profile_save(const mr_profile *p);
 
+/* Of the time of a measurement, the share in which others had the processors: with more it says
+ * little of this machine. */
+#define MR_PROFILE_WAITED 0.1
+
 /* said: by the rates alone, without factors; took: seconds. speed: the machine's during the run
- * over its speed when the rates were measured; 0: not known. A run counts for a third, the first
- * few for more; a factor stays within 1/2 and 2. */
-void mr_profile_learn(mr_profile *p, const double said[MR_PARTS], const double took[MR_PARTS],
-                      double speed);
+ * over its speed when the rates were measured; 0: not known. waited: as MR_PROFILE_WAITED; with
+ * more the run does not count, and false is returned. A run counts for a third, the first few for
+ * more; a factor stays within 1/2 and 2. */
+bool mr_profile_learn(mr_profile *p, const double said[MR_PARTS], const double took[MR_PARTS],
+                      double speed, double waited);
 
 #endif

@@ -59,6 +59,7 @@ typedef struct mr_report {
   char peak_basis[128];        /* how they are known */
   bool predicted;              /* the next ones are set */
   int predicted_runs;          /* earlier ones that the prediction has learnt from */
+  double waited_share;         /* of the steps' time in which others had the processors */
   double predicted_share;      /* tokens computed over those that were said; rows may end early */
   double said_s[MR_PARTS], took_s[MR_PARTS];
   /* filled by the calls below */

@@ -48,6 +48,11 @@ typedef struct mr_run {
 
 mr_code mr_run_prepare(mr_run *r, mr_err *err);
 mr_code mr_run_rows(mr_run *r, mr_err *err);
+/* Whether this run has to compute the row. */
+bool mr_run_is_open(const mr_run *r, uint64_t row);
+/* Says what the rows of `order`, and those that were begun, will take; rewinds it. MR_E_NOMEM,
+ * MR_E_IO. */
+mr_code mr_run_predict(mr_run *r, mr_schedule *order, mr_err *err);
 mr_code mr_run_finish(mr_run *r, mr_err *err);
 
 /* Reads the references; MR_E_DATA and others before anything is done. */

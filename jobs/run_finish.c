@@ -26,8 +26,8 @@ static void measure_peaks(mr_run *r) {
 }
 
 /* What was said before against what was; and the profile learns, where it was this work that ran:
- * all in one run, without rows that were put away or taken from an earlier one. Rows that ended
- * early leave their steps out on both sides. */
+ * all in one run, without rows that were put away or taken from an earlier one, and without others
+ * that had the processors for long. Rows that ended early leave their steps out on both sides. */
 static void compare(mr_run *r) {
   mr_report *p = &r->report;
   const mr_engine_stats *s = &p->stats;
@@ -37,7 +37,7 @@ static void compare(mr_run *r) {
                                  p->total_s - p->load_s - s->step_s};
   uint64_t said = r->forecast.prompt_tokens + r->forecast.output_tokens;
   if (!r->job.no_prefix_sharing)
-    said -= r->forecast.shared_tokens;
+    said -= r->forecast.shared_tokens + r->forecast.cached_tokens;
   double share = said ? (double)s->batch_tokens_sum / (double)said : 0;
   double learn[MR_PARTS];
   p->predicted = true;
@@ -51,9 +51,9 @@ static void compare(mr_run *r) {
   }
   if (p->earlier_runs || s->preemptions || share < 0.1 || share > 1.2)
     return;
-  mr_profile_learn(r->profile, learn, took,
-                   p->peak_ops > 0 && r->said.peak_ops > 0 ? p->peak_ops / r->said.peak_ops : 0);
-  mr_profile_save(r->profile);
+  double speed = p->peak_ops > 0 && r->said.peak_ops > 0 ? p->peak_ops / r->said.peak_ops : 0;
+  if (mr_profile_learn(r->profile, learn, took, speed, p->waited_share))
+    mr_profile_save(r->profile);
 }
 
 static void fill_report(mr_run *r, const mr_manifest *m) {

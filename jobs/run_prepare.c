@@ -87,11 +87,22 @@ static mr_code add_adapters(const mr_job *j, json_t *options, mr_err *err) {
   return MR_OK;
 }
 
+/* --other-numerics: what is done stays, and the job keeps its name. */
+static void accept_numerics(mr_run *r, const mr_job_identity *old) {
+  if (!old || !r->job.other_numerics || !strcmp(old->numerics, r->id.numerics))
+    return;
+  fprintf(stderr,
+          "millrace: rows that are done were computed with %s, the others will be with %s\n",
+          old->numerics, r->id.numerics);
+  memcpy(r->id.numerics, old->numerics, sizeof r->id.numerics);
+}
+
 static mr_code identify(mr_run *r, mr_err *err) {
   const mr_job_identity *old = mr_commit_identity(r->commit);
   const mr_engine_info *e = &r->estimate;
   snprintf(r->id.numerics, sizeof r->id.numerics, "numerics %d, %s, %s, %s, kv %s",
            MR_NUMERICS_VERSION, e->device, e->isa, e->scheme, e->kv_type);
+  accept_numerics(r, old);
   r->id.created = old ? old->created : r->job.created >= 0 ? r->job.created : mr_sys_now->wall_s();
   mr_code rc = hash_model(r, err);
   r->engine_opts.model_digest = r->id.model_digest;

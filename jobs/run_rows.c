@@ -6,15 +6,20 @@
 #include "jobs/run.h"
 #include "jobs/schedule.h"
 #include "jobs/signals.h"
+#include "src/machine.h"
 
 #define FIRST_ROWS 8
 #define SAVE_S 4.0 /* for keys and values of rows in flight, of the 10 s that a stop may take */
-
-#define KEEP_S 2.0 /* for the prefix cache, at a stop */
+#define SAVE_BYTES_PER_S 300e6
+#define KEEP_S 2.0    /* for the prefix cache, at a stop */
+#define END_S 0.3     /* for the last commit and the end of the process */
+#define MEMORY_S 1.0  /* between two looks at the machine's memory */
+#define MEMORY_LOW 32 /* a part of it that is left, and from twice that on it is no more */
+#define MARGIN 1.1    /* on what rows are expected to take */
+#define BEGIN_S 1.0   /* before a stop no row is begun any more that has to be saved */
 #define KEEP_ALL_S 600.0
 #define AHEAD 32
-#define DEFERRED_MAX 1024
-#define PREDICTED_ROWS_MAX 1000000
+#define DEFERRED_MAX 16384
 
 /* A row that would not end before the deadline: others are looked for that do. */
 typedef struct deferred {
@@ -33,6 +38,7 @@ typedef struct slot {
   uint64_t expected; /* by the engine; 0: it was not told */
   double work;
   bool used;
+  bool extra; /* it will not end before the deadline */
 } slot;
 
 typedef struct loop {
@@ -53,7 +59,12 @@ typedef struct loop {
   size_t n_deferred;
   bool closed; /* the next row would not finish before the deadline */
   mr_pace pace;
+  double step_s;                  /* the last one took */
+  double looked_s;                /* when the machine's memory was looked at */
+  mr_engine_left left;            /* now */
   uint64_t flying, prompt_tokens; /* rows in the engine; prompt tokens of all that were admitted */
+  uint64_t extra;                 /* of the rows in slots, those that will not end in time */
+  uint64_t held;                  /* of those in the engine, held back so that others do */
 } loop;
 
 static mr_code nomem(mr_err *err) {
@@ -66,8 +77,7 @@ static double work_of(const mr_plan_entry *e) {
   return (double)e->n_prompt + (double)e->n_out;
 }
 
-/* Whether this run has to compute the row. */
-static bool is_open(const mr_run *r, uint64_t row) {
+bool mr_run_is_open(const mr_run *r, uint64_t row) {
   return mr_shard_has(r->shard, row) &&
          !mr_commit_is_done(r->commit, mr_shard_local(r->shard, row));
 }
@@ -76,14 +86,14 @@ static mr_code count_work(mr_run *r, mr_err *err) {
   mr_plan_scan s;
   mr_plan_scan_start(&s, r->plan, err);
   while (mr_plan_scan_next(&s))
-    if (s.e->kind != MR_ROW_BAD && is_open(r, s.row))
+    if (s.e->kind != MR_ROW_BAD && mr_run_is_open(r, s.row))
       r->now.work += work_of(s.e);
   return s.rc;
 }
 
 /* Rows that the run before had begun come before the others. */
 static bool skip_row(void *ctx, uint64_t row) {
-  return !is_open(ctx, row) || mr_saved_has(((mr_run *)ctx)->saved, row);
+  return !mr_run_is_open(ctx, row) || mr_saved_has(((mr_run *)ctx)->saved, row);
 }
 
 /* ---- lines into the commit */
@@ -152,6 +162,7 @@ static mr_code take_slot(loop *l, size_t *at, mr_err *err) {
 }
 
 static void give_slot(loop *l, size_t at) {
+  l->extra -= l->slots[at].extra;
   mr_plan_record_free(&l->slots[at].rec);
   memset(&l->slots[at], 0, sizeof l->slots[at]);
   l->free_slots[l->n_free++] = at;
@@ -163,7 +174,7 @@ static bool next_begun(loop *l, uint64_t *row) {
   const mr_run *r = l->r;
   while (l->begun < mr_saved_rows(r->saved)) {
     *row = mr_saved_at(r->saved, l->begun++)->row;
-    if (*row < mr_plan_rows(r->plan) && is_open(r, *row))
+    if (*row < mr_plan_rows(r->plan) && mr_run_is_open(r, *row))
       return true;
   }
   return false;
@@ -273,23 +284,100 @@ static mr_code admit_pending(loop *l, mr_err *err) {
 
 /* ---- before a deadline */
 
-/* Rows in flight at the deadline have to wait for the next run, so those go first that end before.
- */
+/* Whether its keys and values outlast the run. */
+static bool is_kept(const mr_run *r) {
+  return r->job.kv_disk > 0 && r->job.format != MR_OUT_STDOUT && !r->job.expire;
+}
+
+/* Bytes of keys and values in memory and on disk, by the time that it takes to save them. */
+static double save_s(const loop *l) {
+  const mr_engine_stats *s = &l->r->report.stats;
+  const mr_engine_info *i = &l->r->report.info;
+  double page = (double)i->kv_bytes_per_token * MR_KV_BLOCK;
+  double parked =
+      s->kv_spill_bytes > s->kv_fetch_bytes ? (double)(s->kv_spill_bytes - s->kv_fetch_bytes) : 0;
+  double bytes = (double)s->kv_pages_used * page + parked, most = (double)l->r->job.kv_disk;
+  double seconds = (bytes < most ? bytes : most) / SAVE_BYTES_PER_S;
+  return seconds < SAVE_S ? seconds : SAVE_S;
+}
+
+/* At most `most` seconds, of what is left to the deadline; a quarter of them in any case. */
+static double within_deadline(const mr_run *r, double most, double others_s) {
+  double left = r->deadline_s - mr_sys_seconds() - END_S - others_s;
+  if (r->deadline_s <= 0 || mr_signals_stop())
+    return most;
+  return left > most ? most : left > most / 4 ? left : most / 4;
+}
+
+/* Of the tokens of prompts, those that have to be computed: others share the rest. */
+static double computed_share(const mr_engine_stats *s) {
+  double computed = (double)s->prompt_tokens_computed;
+  double all = computed + (double)(s->prompt_tokens_shared + s->prompt_tokens_cached);
+  return all > 0 ? computed / all : 1;
+}
+
+/* What is in flight and, if e is not NULL, this row with it. */
+static mr_pace_work work_with(const loop *l, const mr_plan_entry *e) {
+  const mr_engine_stats *s = &l->r->report.stats;
+  uint64_t seen = s->prompt_tokens_computed + s->prompt_tokens_shared + s->prompt_tokens_cached;
+  double waiting = l->prompt_tokens > seen ? (double)(l->prompt_tokens - seen) : 0;
+  bool score = e && e->kind == MR_ROW_SCORE;
+  double in = e ? e->n_prompt : 0, out = e && !score ? e->n_out : 0, scored = score ? e->n_out : 0;
+  double longest = (double)l->left.longest;
+  return (mr_pace_work){.prompt_tokens = computed_share(s) * (waiting + in) + scored,
+                        .output_tokens = (double)l->left.tokens + out,
+                        .longest = longest > out ? longest : out};
+}
+
+static double expect_s(const loop *l, const mr_plan_entry *e) {
+  mr_pace_work w = work_with(l, e);
+  return mr_pace_expect_s(&l->pace, &w);
+}
+
+/* When the last row has to be at its end. */
+static double end_s(const loop *l) {
+  return l->r->deadline_s - END_S - (l->r->job.prefix_cache ? KEEP_S / 2 : 0);
+}
+
+/* When steps end: before that, where there are rows that have to be saved. */
+static double stop_s(const loop *l) {
+  double end = end_s(l);
+  if (!l->engine || !l->flying || !is_kept(l->r) || mr_sys_seconds() + expect_s(l, NULL) <= end)
+    return end;
+  return end - save_s(l);
+}
+
+static bool all_end(loop *l, double margin) {
+  mr_engine_left_get(l->engine, &l->left);
+  return mr_sys_seconds() + margin * expect_s(l, NULL) <= end_s(l);
+}
+
+/* Steps took longer than was thought, or rows are longer: those that are farthest from their end
+ * stand back, so that the others come to theirs; half of them at most, as what is computed of a row
+ * that is cut is not lost. */
+static void choose_who_ends(loop *l) {
+  if (l->r->deadline_s <= 0 || l->extra)
+    return;
+  while (l->held && mr_engine_release(l->engine)) {
+    l->held--;
+    if (2 * l->held >= l->flying || all_end(l, MARGIN))
+      continue;
+    l->held += mr_engine_hold(l->engine);
+    break;
+  }
+  while (2 * (l->held + 1) <= l->flying && !all_end(l, 1) && mr_engine_hold(l->engine))
+    l->held++;
+}
+
+/* Rows in flight at the deadline have to wait for the next run, so those go first with which all
+ * end before. */
 static bool would_be_cut(const loop *l, const mr_plan_entry *e) {
-  const mr_run *r = l->r;
-  const mr_engine_stats *s = &r->report.stats;
-  uint64_t computed = s->prompt_tokens_computed + s->prompt_tokens_shared;
-  uint64_t waiting = l->prompt_tokens > computed ? l->prompt_tokens - computed : 0;
-  if (r->deadline_s <= 0)
-    return false;
-  double expect_s =
-      mr_pace_expect_s(&l->pace, waiting + (uint64_t)e->n_prompt, l->flying, e->n_out);
-  return mr_sys_seconds() + expect_s > r->deadline_s;
+  return l->r->deadline_s > 0 && mr_sys_seconds() + MARGIN * expect_s(l, e) > end_s(l);
 }
 
 /* The first rows are few: a step says how many more can be done. */
 static bool may_admit(const loop *l) {
-  return l->r->deadline_s <= 0 || l->pace.tokens_per_s > 0 || l->flying < FIRST_ROWS;
+  return l->r->deadline_s <= 0 || mr_pace_known(&l->pace) || l->flying < FIRST_ROWS;
 }
 
 /* The pending row is put off; no place for it: nothing more is looked at. */
@@ -328,13 +416,21 @@ static mr_code next_deferred(loop *l, bool *more, mr_err *err) {
   return *more ? take_deferred(l, i, err) : MR_OK;
 }
 
-/* No row would end in time. Where its keys and values outlast the run, one can be begun. */
+/* No row would end in time. Where its keys and values outlast the run, one can be begun: a few
+ * while there are rows that do end, which would be late with more, else as many as can be saved. */
 static mr_code begin_deferred(loop *l, bool *more, mr_err *err) {
-  const mr_job *j = &l->r->job;
-  bool kept = j->kv_disk > 0 && j->format != MR_OUT_STDOUT && !j->expire;
-  *more = l->n_deferred > 0 && l->flying < FIRST_ROWS && kept;
+  uint64_t most = l->flying > l->extra ? FIRST_ROWS : UINT64_MAX;
+  *more = l->n_deferred > 0 && is_kept(l->r) && l->flying < most && save_s(l) < SAVE_S / 2 &&
+          mr_sys_seconds() + BEGIN_S < stop_s(l);
   l->closed = !*more && l->n_deferred > 0;
-  return *more && !l->pending ? take_deferred(l, 0, err) : MR_OK;
+  if (!*more || l->pending)
+    return MR_OK;
+  mr_code rc = take_deferred(l, 0, err);
+  if (!rc) {
+    l->slots[l->next].extra = true;
+    l->extra++;
+  }
+  return rc;
 }
 
 /* ---- admission */
@@ -343,6 +439,8 @@ static mr_code begin_deferred(loop *l, bool *more, mr_err *err) {
 static mr_code choose_row(loop *l, bool *more, mr_err *err) {
   mr_code rc = MR_OK;
   *more = true;
+  if (l->r->deadline_s > 0)
+    mr_engine_left_get(l->engine, &l->left);
   if (!l->pending)
     rc = next_deferred(l, more, err);
   while (!rc && !l->closed) {
@@ -402,7 +500,7 @@ static mr_code collect_all(loop *l, mr_err *err) {
 static mr_code one_step(loop *l, mr_err *err) {
   mr_run *r = l->r;
   mr_engine_stats *s = &r->report.stats;
-  uint64_t tokens = s->output_tokens, prompt_tokens = s->prompt_tokens_computed;
+  uint64_t tokens = s->output_tokens, all = s->batch_tokens_sum;
   double t = mr_sys_seconds(), commit_s = r->report.commit_s;
   int batch = (int)l->flying;
   mr_code rc = mr_engine_step(l->engine, err);
@@ -417,8 +515,9 @@ static mr_code one_step(loop *l, mr_err *err) {
   double took = mr_sys_seconds() - t;
   r->report.run_s += took - (r->report.commit_s - commit_s);
   mr_report_sample(&r->report, took, (double)(s->output_tokens - tokens), batch);
-  mr_pace_step(&l->pace, s->output_tokens - tokens + s->prompt_tokens_computed - prompt_tokens,
-               took);
+  double chosen = (double)(s->output_tokens - tokens), fed = (double)(s->batch_tokens_sum - all);
+  l->step_s = took;
+  mr_pace_step(&l->pace, fed > chosen ? fed - chosen : 0, chosen, took);
   r->now.prompt_tokens = s->prompt_tokens_computed;
   r->now.output_tokens = s->output_tokens;
   r->now.batch = (int)l->flying;
@@ -426,21 +525,42 @@ static mr_code one_step(loop *l, mr_err *err) {
   return rc;
 }
 
+static const char *deadline_name(const mr_run *r) {
+  return r->job.time_limit_s > 0 && r->deadline_s == r->start_s + r->job.time_limit_s
+             ? "the time limit"
+             : "--until";
+}
+
 /* A signal or the deadline ends the run after the present step. */
 static bool may_go_on(const loop *l) {
   mr_run *r = l->r;
   if (mr_signals_stop())
     r->stopped = "a signal";
-  else if (r->deadline_s > 0 && mr_sys_seconds() >= r->deadline_s)
-    r->stopped = r->job.time_limit_s > 0 && r->deadline_s == r->start_s + r->job.time_limit_s
-                     ? "the time limit"
-                     : "--until";
+  else if (r->deadline_s > 0 && mr_sys_seconds() + l->step_s >= stop_s(l))
+    r->stopped = deadline_name(r);
   return !r->stopped;
+}
+
+/* Other work takes the memory that keys and values were to have: they get along with what they
+ * have.
+ */
+static void watch_memory(loop *l) {
+  double now = mr_sys_seconds();
+  if (now < l->looked_s + MEMORY_S)
+    return;
+  l->looked_s = now;
+  mr_memory m = mr_machine_memory();
+  if (m.available < m.total / MEMORY_LOW)
+    mr_engine_memory_low(l->engine, true);
+  else if (m.available > m.total / MEMORY_LOW * 2)
+    mr_engine_memory_low(l->engine, false);
 }
 
 static mr_code run_engine(loop *l, mr_err *err) {
   while (may_go_on(l)) {
     double t = mr_sys_seconds(), commit_s = l->r->report.commit_s;
+    watch_memory(l);
+    choose_who_ends(l);
     mr_code rc = admit_all(l, err);
     l->r->report.run_s += mr_sys_seconds() - t - (l->r->report.commit_s - commit_s);
     if (rc)
@@ -449,7 +569,7 @@ static mr_code run_engine(loop *l, mr_err *err) {
       return mr_err_set(err, MR_E_INTERNAL, "the engine is empty and has no room for row %llu",
                         (unsigned long long)l->slots[l->next].rec.row);
     if (l->flying == 0) {
-      l->r->stopped = l->closed ? "the deadline" : NULL;
+      l->r->stopped = l->closed ? deadline_name(l->r) : NULL;
       return MR_OK;
     }
     rc = one_step(l, err);
@@ -487,9 +607,12 @@ static mr_code load_and_run(loop *l, mr_err *err) {
   r->report.info = *mr_engine_describe(l->engine);
   r->report.has_engine = true;
   mr_run_tick(r, "run");
+  double began = mr_sys_seconds(), waited = mr_machine_waited_s();
   rc = run_engine(l, err);
+  r->report.waited_share = (mr_machine_waited_s() - waited) / (mr_sys_seconds() - began);
   if (!rc)
-    mr_engine_keep_prefixes(l->engine, r->stopped ? KEEP_S : KEEP_ALL_S);
+    mr_engine_keep_prefixes(l->engine,
+                            r->stopped ? within_deadline(r, KEEP_S, save_s(l)) : KEEP_ALL_S);
   mr_engine_stats_get(l->engine, &r->report.stats);
   return rc;
 }
@@ -504,7 +627,7 @@ static void save_begun(loop *l) {
     return;
   prefix = mr_paths_kv(&r->paths);
   if (prefix)
-    mr_engine_save(l->engine, prefix, r->job.kv_disk, SAVE_S, &ignored);
+    mr_engine_save(l->engine, prefix, r->job.kv_disk, within_deadline(r, SAVE_S, 0), &ignored);
   mr_mem_free(prefix);
   mr_engine_stats_get(l->engine, &r->report.stats);
 }
@@ -517,30 +640,6 @@ static mr_code load_begun(mr_run *r, mr_err *err) {
   return rc;
 }
 
-/* What the rows that are left will take, where `plan` has measured this machine. The run needs it
- * for its report only, so a failure is none of the job. */
-static mr_code predict(mr_run *r, mr_schedule *order, mr_err *err) {
-  mr_err ignored = MR_ERR_INIT;
-  if (r->saved || mr_schedule_left(order) > PREDICTED_ROWS_MAX || !mr_schedule_left(order))
-    return MR_OK;
-  r->profile = mr_mem_alloc(1, sizeof *r->profile);
-  if (!r->profile)
-    return nomem(err);
-  mr_profile_load(r->profile, &r->estimate);
-  bool known = r->profile->measured;
-  if (known) {
-    mr_estimate_known(&r->said, &r->estimate, r->profile);
-    r->said.start_s += r->report.preflight_s;
-    known = mr_forecast_run(&r->forecast, r->plan, order, r->job.no_prefix_sharing, &r->said,
-                            &r->estimate, r->profile, &ignored) == MR_OK;
-  }
-  if (!known) {
-    mr_mem_free(r->profile);
-    r->profile = NULL;
-  }
-  return mr_schedule_rewind(order, err);
-}
-
 /* --expire: what has no result at the deadline gets its error line, and the job is finished. */
 static mr_code expire_rows(mr_run *r, loop *l, mr_err *err) {
   mr_row_error why = {.message = "This row was not executed before the job's deadline.",
@@ -549,7 +648,7 @@ static mr_code expire_rows(mr_run *r, loop *l, mr_err *err) {
   mr_code rc = MR_OK;
   for (uint64_t row = 0; !rc && row < mr_plan_rows(r->plan); row++) {
     mr_plan_record rec;
-    if (!is_open(r, row))
+    if (!mr_run_is_open(r, row))
       continue;
     rc = mr_plan_read(r->plan, row, &rec, err);
     if (rc)
@@ -598,7 +697,7 @@ mr_code mr_run_rows(mr_run *r, mr_err *err) {
   if (!rc)
     rc = mr_schedule_open(&l.schedule, r->plan, r->paths.run, 0, skip_row, r, err);
   if (!rc)
-    rc = predict(r, l.schedule, err);
+    rc = mr_run_predict(r, l.schedule, err);
   if (!rc)
     rc = bad_rows(&l, &more, err);
   if (!rc && mr_signals_stop())

@@ -5,10 +5,7 @@
 #ifndef MR_JOBS_SCORE_OPTS_H
 #define MR_JOBS_SCORE_OPTS_H
 
-typedef struct mr_list { /* texts; owned by the job */
-  char **s;
-  int n;
-} mr_list;
+#include "jobs/list.h"
 
 /* In the order of the names below; a set of them is 1u << metric. */
 typedef enum mr_metric {

@@ -5,19 +5,24 @@
 typedef struct flight {
   int shared, pos, prefill, out; /* tokens of others; stored; left to compute; left to choose */
   double kv_tokens;              /* reserved */
-  bool score;
+  bool score, parked;
 } flight;
 
 typedef struct sim {
   const mr_rates *rates;
   const mr_limits *limits;
   flight *flights; /* [batch], in order of admission */
-  int n;
+  int n, n_parked;
   double kv_tokens; /* reserved */
+  double on_disk;   /* tokens */
+  double copied_s;  /* since the last step */
+  double tokens, seconds;
+  double free; /* tokens that memory has room for beyond what the step's rows hold */
   mr_sim_row next;
   bool pending; /* next waits */
   bool ended;
   bool kv_full;
+  mr_sim *out;
 } sim;
 
 double mr_rate_body(const mr_rates *r, double tokens) {
@@ -36,9 +41,22 @@ double mr_rate_body(const mr_rates *r, double tokens) {
   return s0 * tokens / t0;
 }
 
+static double blocks(const sim *s, double tokens) {
+  int block = s->limits->block;
+  return ((int)tokens + block - 1) / block * (double)block;
+}
+
+/* What the row is expected to hold, as in engine_admit. */
 static double reserve_of(const sim *s, const mr_sim_row *row) {
-  int own = row->n_prompt - row->n_shared + row->n_out, block = s->limits->block;
-  return (double)((own + block - 1) / block) * block;
+  const mr_limits *l = s->limits;
+  double half = l->policy == MR_KV_AUTO && l->disk_tokens > 0 && !row->score ? 0.5 : 1;
+  return blocks(s, row->n_prompt - row->n_shared + half * row->n_out);
+}
+
+static bool has_room(const sim *s, double need) {
+  const mr_limits *l = s->limits;
+  bool gated = l->policy == MR_KV_AUTO || l->policy == MR_KV_FEWER;
+  return s->n == 0 || (!s->n_parked && (!gated || s->kv_tokens + need <= l->kv_tokens));
 }
 
 static void admit(sim *s, mr_sim_next next, void *ctx) {
@@ -50,7 +68,7 @@ static void admit(sim *s, mr_sim_next next, void *ctx) {
     }
     s->pending = true;
     double need = reserve_of(s, &s->next);
-    s->kv_full = s->n > 0 && s->kv_tokens + need > s->limits->kv_tokens;
+    s->kv_full = !has_room(s, need);
     if (s->kv_full)
       return;
     const mr_sim_row *r = &s->next;
@@ -61,9 +79,81 @@ static void admit(sim *s, mr_sim_next next, void *ctx) {
                                   .kv_tokens = need,
                                   .score = r->score};
     s->kv_tokens += need;
+    s->copied_s += r->n_cached * s->limits->copy_token_s;
     s->pending = false;
   }
 }
+
+/* ---------------------------------------------------------------- when memory runs out */
+
+/* With the tokens of the next step. */
+static double holds(const sim *s, const flight *f) {
+  return f->pos > f->shared || !f->prefill ? blocks(s, f->pos - f->shared + 1) : 0;
+}
+
+static bool spills(const sim *s, double tokens) {
+  const mr_limits *l = s->limits;
+  double token_s = s->tokens > 0 ? s->seconds / s->tokens : 0;
+  if (s->on_disk + tokens > l->disk_tokens || l->policy == MR_KV_RECOMPUTE)
+    return false;
+  return l->policy == MR_KV_SPILL || l->disk_token_s < token_s;
+}
+
+static void park(sim *s, flight *f) {
+  int tokens = f->pos - f->shared;
+  f->parked = true;
+  s->n_parked++;
+  s->kv_tokens -= f->kv_tokens;
+  s->out->parked++;
+  if (spills(s, tokens)) {
+    s->on_disk += tokens;
+    s->copied_s += 2 * tokens * s->limits->copy_token_s;
+    s->out->spilled += tokens;
+  } else {
+    f->prefill += tokens + (f->prefill ? 0 : 1); /* and the token that was to be fed next */
+    f->pos = f->shared;
+    s->out->recomputed += tokens;
+  }
+}
+
+static void come_back(sim *s, flight *f) {
+  f->parked = false;
+  s->n_parked--;
+  s->kv_tokens += f->kv_tokens;
+  s->on_disk -= f->pos - f->shared;
+}
+
+/* The oldest come back as far as there is room and, where there is none, the youngest go. */
+static void share_memory(sim *s) {
+  double held = 0;
+  int first = 0, active = 0;
+  for (int i = 0; i < s->n; i++) {
+    held += s->flights[i].parked ? 0 : holds(s, &s->flights[i]);
+    active += !s->flights[i].parked;
+  }
+  for (; s->n_parked && first < s->n; first++) {
+    flight *f = &s->flights[first];
+    double need = blocks(s, f->pos + f->prefill - f->shared + 1);
+    if (!f->parked)
+      continue;
+    if (active && held + need + s->limits->block * active > s->limits->kv_tokens)
+      break;
+    come_back(s, f);
+    held += need;
+    active++;
+  }
+  for (int i = s->n - 1; i > 0 && held > s->limits->kv_tokens; i--) {
+    flight *f = &s->flights[i];
+    if (f->parked || holds(s, f) <= 0)
+      continue;
+    held -= holds(s, f);
+    park(s, f);
+  }
+  s->free = s->limits->kv_tokens - held;
+  s->kv_full = s->kv_full || s->n_parked > 0;
+}
+
+/* ---------------------------------------------------------------- steps */
 
 typedef struct step {
   double prefill, decode, prefill_keys, tail_keys, decode_keys, own_keys, logits;
@@ -73,7 +163,7 @@ typedef struct step {
 static void decode(sim *s, step *t) {
   for (int i = 0; i < s->n && t->decode < s->limits->step_tokens; i++) {
     flight *f = &s->flights[i];
-    if (f->prefill || f->score)
+    if (f->prefill || f->score || f->parked)
       continue;
     t->decode++;
     t->decode_keys += f->shared;
@@ -88,8 +178,11 @@ static void prefill(sim *s, step *t) {
     flight *f = &s->flights[i];
     int room = s->limits->step_tokens - (int)(t->decode + t->prefill);
     int n = f->prefill < room ? f->prefill : room;
-    if (n <= 0)
+    if (i > 0 && n > s->free) /* the first goes on in any case */
+      n = s->free > 0 ? (int)s->free : 0;
+    if (n <= 0 || f->parked)
       continue;
+    s->free -= n;
     t->prefill += n;
     *(f->shared ? &t->tail_keys : &t->prefill_keys) += n * (f->pos + (n + 1) / 2.0);
     f->pos += n;
@@ -112,7 +205,8 @@ static void retire(sim *s) {
   s->n = kept;
 }
 
-static void count(const sim *s, const step *t, int batch, mr_sim *out) {
+static void count(sim *s, const step *t, int batch) {
+  mr_sim *out = s->out;
   const mr_rates *r = s->rates;
   double tokens = t->prefill + t->decode;
   double gemm = mr_rate_body(r, tokens) + r->head_share * mr_rate_body(r, t->logits);
@@ -120,9 +214,12 @@ static void count(const sim *s, const step *t, int batch, mr_sim *out) {
       r->prefill_token * t->prefill + r->prefill_key * t->prefill_keys + r->tail_key * t->tail_keys;
   double attn_d = r->decode_token * t->decode + r->decode_key * t->decode_keys +
                   r->decode_own_key * t->own_keys;
-  double other = r->logit * t->logits + r->step + r->token * tokens;
+  double other = r->logit * t->logits + r->step + r->token * tokens + s->copied_s;
   double share = tokens > 0 ? t->prefill / tokens : 0;
   double seconds = gemm + attn_p + attn_d + other;
+  s->copied_s = 0;
+  s->tokens += tokens;
+  s->seconds += seconds;
   out->gemm_s += gemm;
   out->attn_s += attn_p + attn_d;
   out->other_s += other;
@@ -136,7 +233,7 @@ static void count(const sim *s, const step *t, int batch, mr_sim *out) {
 
 mr_code mr_simulate(const mr_rates *rates, const mr_limits *limits, mr_sim_next next, void *ctx,
                     mr_sim *out, mr_err *err) {
-  sim s = {.rates = rates, .limits = limits};
+  sim s = {.rates = rates, .limits = limits, .out = out};
   *out = (mr_sim){0};
   s.flights = mr_mem_alloc((size_t)limits->batch, sizeof *s.flights);
   if (!s.flights)
@@ -146,10 +243,11 @@ mr_code mr_simulate(const mr_rates *rates, const mr_limits *limits, mr_sim_next 
     admit(&s, next, ctx);
     if (s.n == 0)
       break;
-    int batch = s.n;
+    share_memory(&s);
+    int batch = s.n - s.n_parked;
     decode(&s, &t);
     prefill(&s, &t);
-    count(&s, &t, batch, out);
+    count(&s, &t, batch);
     retire(&s);
   }
   out->batch = out->steps > 0 ? out->batch / out->steps : 0;

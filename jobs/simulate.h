@@ -1,7 +1,9 @@
 /* simulate.h: the steps that a job will take, from rates and limits, without running them.
  *
- * Rows come in the order of admission and run to their limit of output tokens. As the engine does,
- * a row is admitted when its keys and values have room and the batch has a place; a step takes a
+ * Rows come in the order of admission and run to their limit of output tokens. As the engine does
+ * (engine_memory, engine_park), a row is admitted when what it is expected to hold has room by the
+ * policy and the batch has a place; when memory is full the youngest row is put away, to disk or to
+ * be computed again, and comes back when there is room; a step takes a
  * token of each row that decodes, then prefill up to the limit of tokens. A step of T tokens, L
  * rows of logits, P prefill tokens that attend to KP keys in all (KT, where they are what is left
  * of a prompt whose beginning is shared), and D decode tokens that attend to KD shared keys and to
@@ -19,6 +21,7 @@
 #include <stdbool.h>
 
 #include "io/err.h"
+#include "src/kvtier.h" /* mr_kv_policy */
 
 #define MR_RATE_POINTS 8
 
@@ -38,11 +41,15 @@ typedef struct mr_rates {             /* seconds */
 
 typedef struct mr_limits {
   int batch, step_tokens, block; /* block: tokens of a KV page */
-  double kv_tokens;
+  double kv_tokens, disk_tokens; /* that memory and disk hold */
+  mr_kv_policy policy;
+  double disk_token_s; /* to disk and back, by which it is compared with computing it again */
+  double copy_token_s; /* of the processors, each way; also out of the prefix cache */
 } mr_limits;
 
 typedef struct mr_sim_row {
   int n_prompt, n_shared, n_out; /* shared: need not be computed */
+  int n_cached;                  /* of the shared ones, read from the prefix cache */
   bool score;                    /* n_out tokens are fed as prefill, with logits */
 } mr_sim_row;
 
@@ -54,6 +61,8 @@ typedef struct mr_sim {
   double gemm_s, attn_s, other_s; /* the same time by its cause */
   double steps, batch;            /* mean rows in flight */
   double kv_full_s, batch_full_s; /* time in steps when a row waited for memory, for a place */
+  double parked;                  /* times that a row was put away */
+  double spilled, recomputed;     /* tokens of these: to disk; computed again */
 } mr_sim;
 
 mr_code mr_simulate(const mr_rates *rates, const mr_limits *limits, mr_sim_next next, void *ctx,

@@ -65,6 +65,7 @@ typedef struct mr_gemm_ops {
  * it sees depends on its position alone.
  */
 #define MR_KV_BLOCK 32
+#define MR_ATTN_SPAN 4 /* blocks that rows meet at once, from fixed positions */
 
 typedef enum mr_kv_type {
   MR_KV_F32,
@@ -87,6 +88,11 @@ static inline int mr_kv_packs(mr_kv_type type) { /* in blocks */
  * 64 */
 size_t mr_kv_part_bytes(mr_kv_type type, int head_dim);
 
+typedef struct mr_attn_next { /* blocks first .. end-1 of a block table, of one kv head */
+  const uint8_t *const *pages;
+  int kv_head, first, end;
+} mr_attn_next;
+
 typedef struct mr_attn {
   const float *q; /* [n_q, n_heads, head_dim], q_ld floats between tokens; rope already applied */
   size_t q_ld;
@@ -108,6 +114,8 @@ typedef struct mr_attn {
   const float *sinks;  /* one extra logit for each head, or NULL */
   const uint8_t *own;  /* types that pack: K part, then V part of the block that all tokens of the
                           call lie in, of this kv head, as MR_KV_OWN_TYPE */
+  mr_attn_next next;   /* what the call after this one reads, so that it is asked for in time; a
+                          hint; pages NULL: not known */
 } mr_attn;
 
 /* First key that the token at pos sees. */
@@ -166,6 +174,10 @@ typedef struct mr_kernels {
   /* attention for query heads of kv head `kv_head`, tokens q0..q1-1 of a: reads keys and values up
    * to position pos0 + q1 - 1. scratch: mr_attn_scratch(...) bytes, 64-aligned */
   void (*attention)(const mr_attn *a, int kv_head, int q0, int q1, void *scratch);
+  /* The same bits for n <= MR_ATTN_TILE single tokens (n_q 1) of as many sequences whose first
+   * `blocks` pages are the same, a multiple of MR_ATTN_SPAN, and whose tokens see all of their keys
+   * and come after them: these are read once. NULL: none. */
+  void (*attention_shared)(const mr_attn *a, int n, int blocks, int kv_head, void *scratch);
 
   /* index of the largest value, the lowest on ties; *bad = 1 if a value is NaN or +infinity (the
    * index is then in range, no more) */

@@ -9,6 +9,9 @@
 _Static_assert((int)MR_GPU_QUICK_GELU == (int)MR_ACT_QUICK_GELU && MR_GPU_PAGE == MR_KV_BLOCK,
                "kernels/gpu/args.h and kernels/kernels.h count alike");
 
+#define WIDEN_ROWS                                                                                 \
+  256 /* of a product: from here on each weight would be widened four times or more */
+
 static mr_gpu *gpu(mr_backend *b) {
   return (mr_gpu *)b;
 }
@@ -89,9 +92,10 @@ static void put_rope(mr_rope_table *t, int pos, float *to) {
   memcpy(to, mr_rope_row(t, pos), (size_t)t->n_rot * sizeof *to);
 }
 
-/* Queries of layers without rope grow with the position (llama4). */
+/* Queries of layers without rope grow with the position (llama4), or those of all (ministral3). */
 static float temper(const mr_config *c, int pos) {
-  double steps = c->temper_scale != 0 ? floor((pos + 1.0) / c->temper_floor) : 0;
+  double at = pos + (c->temper_all ? 0.0 : 1.0);
+  double steps = c->temper_scale != 0 ? floor(at / c->temper_floor) : 0;
   return (float)(log1p(steps) * c->temper_scale + 1);
 }
 
@@ -129,6 +133,20 @@ static void fill_rows(mr_gpu *g, const step_rows *r) {
   }
 }
 
+static bool take_wanted(mr_gpu *g, const mr_batch *batch) {
+  size_t n = (size_t)batch->n_wanted;
+  int32_t *wanted = mr_gpu_side_take(&g->side, n * sizeof *wanted, (const void **)&g->wanted);
+  mr_gpu_ask *asks = mr_gpu_side_take(&g->side, n * sizeof *asks, (const void **)&g->asks);
+  if (!wanted || !asks)
+    return false;
+  memcpy(wanted, batch->wanted, n * sizeof *wanted);
+  if (batch->asks)
+    memcpy(asks, batch->asks, n * sizeof *asks);
+  else
+    g->asks = NULL;
+  return true;
+}
+
 static mr_code begin(mr_backend *b, const mr_batch *batch, mr_err *err) {
   mr_gpu *g = gpu(b);
   if (batch->n_tokens > g->max_tokens || batch->n_wanted > g->max_logits)
@@ -142,11 +160,7 @@ static mr_code begin(mr_backend *b, const mr_batch *batch, mr_err *err) {
   bool ok = take_rows(g, &r);
   if (ok)
     fill_rows(g, &r);
-  int32_t *wanted = mr_gpu_side_take(&g->side, (size_t)batch->n_wanted * sizeof *wanted,
-                                     (const void **)&g->wanted);
-  if (ok && wanted)
-    memcpy(wanted, batch->wanted, (size_t)batch->n_wanted * sizeof *wanted);
-  if (!ok || !wanted || mr_gpu_tile_runs(g))
+  if (!ok || !take_wanted(g, batch) || mr_gpu_tile_runs(g))
     return mr_err_set(err, MR_E_INTERNAL,
                       "a step needs more than the %zu bytes that are kept for "
                       "its tables",
@@ -156,17 +170,56 @@ static mr_code begin(mr_backend *b, const mr_batch *batch, mr_err *err) {
   return mr_device_fail(g->dev, rc, err);
 }
 
+/* What the rows of logits are asked for, or the rows. */
+static mr_code take_logits(mr_gpu *g) {
+  size_t n = (size_t)g->batch.n_wanted;
+  if (!g->asks)
+    return g->dev->ops->copy(g->dev, g->stream, MR_TO_HOST, g->logits_host, g->logits->p,
+                             n * g->logits->ld * sizeof(float));
+  mr_gpu_top a = {.x = g->logits->p,
+                  .ld = g->logits->ld,
+                  .ask = g->asks,
+                  .out = g->best,
+                  .cols = g->logits->cols};
+  mr_gpu_launch(g, MR_GPU_top,
+                (mr_grid){.blocks = {(uint32_t)n, 1, 1},
+                          .warps = MR_GPU_TOP_WARPS,
+                          .shared = MR_GPU_TOP_SHARED(a.cols)},
+                &a);
+  return g->rc ? g->rc
+               : g->dev->ops->copy(g->dev, g->stream, MR_TO_HOST, g->best_host, g->best,
+                                   n * sizeof *g->best);
+}
+
 static mr_code end(mr_backend *b, mr_err *err) {
   mr_gpu *g = gpu(b);
   mr_code rc = g->rc;
   if (!rc && g->logits && g->batch.n_wanted)
-    rc = g->dev->ops->copy(g->dev, g->stream, MR_TO_HOST, g->logits_host, g->logits->p,
-                           (size_t)g->batch.n_wanted * g->logits->ld * sizeof(float));
+    rc = take_logits(g);
   mr_code waited = g->dev->ops->sync(g->dev, g->stream);
   rc = rc ? rc : waited;
   b->stats.seconds += mr_sys_seconds();
   b->stats.other_s = b->stats.seconds;
   return mr_device_fail(g->dev, rc, err);
+}
+
+static const mr_gpu_best *best(mr_backend *b, int i) {
+  return &gpu(b)->best_host[i];
+}
+
+/* Rows that lie together go together. */
+static mr_code fetch(mr_backend *b, const mr_buf *logits, const int32_t *rows, int n, mr_err *err) {
+  mr_gpu *g = gpu(b);
+  mr_code rc = MR_OK;
+  for (int i = 0, end = 0; i < n && !rc; i = end) {
+    for (end = i + 1; end < n && rows[end] == rows[end - 1] + 1;)
+      end++;
+    size_t at = (size_t)rows[i] * logits->ld;
+    rc = g->dev->ops->copy(g->dev, g->stream, MR_TO_HOST, g->logits_host + at, logits->p + at,
+                           (size_t)(end - i) * logits->ld * sizeof(float));
+  }
+  mr_code waited = g->dev->ops->sync(g->dev, g->stream);
+  return mr_device_fail(g->dev, rc ? rc : waited, err);
 }
 
 /* ------------------------------------------------------------------ passes over rows */
@@ -179,6 +232,8 @@ static void embed(mr_backend *b, mr_buf *x) {
       .ld = x->ld,
       .w = g->embed->w,
       .plane = g->embed->plane,
+      .few = g->embed->few,
+      .hold = (int32_t)g->embed->hold,
       .token = g->token,
       .pos = g->pos,
       .position = mr_gpu_vector_of(g, g->m->position_embd, (size_t)c->context * (size_t)c->d_model),
@@ -228,29 +283,44 @@ void mr_gpu_pack_rows(mr_gpu *g, mr_gpu_pack *p, int rows) {
 }
 
 /* 64 rows a tile where there are as many and shared memory holds them. No bits depend on it. */
-static mr_gpu_kernel gemm_kernel(const mr_gpu *g, mr_gpu_scheme scheme, int m, int *rows,
+static mr_gpu_kernel gemm_kernel(const mr_gpu *g, mr_gpu_hold hold, int m, int *rows,
                                  size_t *shared) {
-  static const mr_gpu_kernel kernels[3][2] = {{MR_GPU_gemm16_bf16, MR_GPU_gemm64_bf16},
+  static const mr_gpu_kernel kernels[4][2] = {{MR_GPU_gemm16_bf16, MR_GPU_gemm64_bf16},
                                               {MR_GPU_gemm16_pair, MR_GPU_gemm64_pair},
-                                              {MR_GPU_gemm16_q8, MR_GPU_gemm64_q8}};
-  size_t planes = scheme == MR_GPU_EXACT ? 2 : 1, raw = scheme == MR_GPU_SMALL;
-  bool tall = m > 32 && MR_GPU_GEMM_SHARED(64, planes, raw) <= g->dev->shared_bytes;
+                                              {MR_GPU_gemm16_int8, MR_GPU_gemm64_int8},
+                                              {MR_GPU_gemm16_int4, MR_GPU_gemm64_int4}};
+  bool tall = m > 32 && MR_GPU_GEMM_SHARED(64, hold) <= g->dev->shared_bytes;
   *rows = tall ? 64 : 16;
-  *shared = MR_GPU_GEMM_SHARED((size_t)*rows, planes, raw);
-  return kernels[scheme][tall];
+  *shared = MR_GPU_GEMM_SHARED(*rows, hold);
+  return kernels[hold][tall];
+}
+
+/* A product of many rows: weights of few bits are widened once, not in each tile. The same bits. */
+static mr_gpu_hold widen_all(mr_gpu *g, const mr_gpu_matrix *w, int m) {
+  if (w->hold < MR_GPU_INT8 || m < WIDEN_ROWS || (size_t)w->of->n * (size_t)w->k > g->wide_values)
+    return w->hold;
+  mr_gpu_widen a = {.few = w->few, .out = g->wide, .k = w->k};
+  mr_gpu_launch(g, w->hold == MR_GPU_INT8 ? MR_GPU_widen_int8 : MR_GPU_widen_int4,
+                (mr_grid){.blocks = {(uint32_t)w->of->n, 1, 1}, .warps = MR_GPU_WARPS}, &a);
+  return MR_GPU_BF16;
+}
+
+static double held_bytes(const mr_gpu_matrix *w) {
+  static const double each[] = {2, 4, 1 + 2.0 / MR_GPU_GROUP, 0.5 + 4.0 / MR_GPU_GROUP};
+  return (double)w->of->n * w->k * each[w->hold];
 }
 
 void mr_gpu_multiply(mr_gpu *g, const mr_gpu_matrix *w, const mr_gpu_bf16 *a, size_t a_plane, int m,
                      float *y, size_t ld, bool accumulate) {
   int rows;
   size_t shared;
-  mr_gpu_kernel kernel = gemm_kernel(g, w->scheme, m, &rows, &shared);
+  mr_gpu_hold hold = widen_all(g, w, m);
+  mr_gpu_kernel kernel = gemm_kernel(g, hold, m, &rows, &shared);
   mr_gpu_gemm args = {.a = a,
-                      .w = w->w,
+                      .w = hold == w->hold ? w->w : g->wide,
                       .a_plane = a_plane,
                       .w_plane = w->plane,
-                      .w8 = w->w8,
-                      .scales = w->scales,
+                      .few = w->few,
                       .bias = w->bias,
                       .y = y,
                       .ld = ld,
@@ -262,7 +332,7 @@ void mr_gpu_multiply(mr_gpu *g, const mr_gpu_matrix *w, const mr_gpu_bf16 *a, si
                   .warps = MR_GPU_WARPS,
                   .shared = shared};
   g->base.stats.flops += 2.0 * m * w->of->n * w->of->k;
-  g->base.stats.bytes += (double)w->of->n * w->k * (w->scheme == MR_GPU_SMALL ? 1 : 2);
+  g->base.stats.bytes += held_bytes(w);
   mr_gpu_launch(g, kernel, grid, &args);
 }
 
@@ -296,7 +366,7 @@ static void linear(mr_backend *b, const mr_linear *op) {
     p.norm = mr_gpu_norm_of(g, &op->norm, cols);
   set_act(&p, op);
   for (int i = 0; i < op->n; i++)
-    if (mr_gpu_find(g, op->w[i])->scheme == MR_GPU_EXACT)
+    if (mr_gpu_find(g, op->w[i])->hold == MR_GPU_PAIR)
       p.plane = g->packed_plane;
   mr_gpu_pack_rows(g, &p, rows);
   for (int i = 0; i < op->n; i++)
@@ -320,18 +390,19 @@ static int widest(const mr_model *m) {
 static size_t side_bytes(const mr_model *m, int max_tokens) {
   const mr_config *c = &m->c;
   size_t t = (size_t)max_tokens, group = (size_t)(c->n_heads / c->n_kv_heads);
-  size_t rows = t * (4 * sizeof(int32_t) + 2 * (size_t)c->rope_dims * sizeof(float) + 8);
+  size_t rows =
+      t * (4 * sizeof(int32_t) + sizeof(mr_gpu_ask) + 2 * (size_t)c->rope_dims * sizeof(float) + 8);
   size_t tiles = (t * group / MR_GPU_ROWS + 2 * t) * sizeof(mr_gpu_tile);
   size_t pages = t * (((size_t)c->context + MR_KV_BLOCK - 1) / MR_KV_BLOCK) * sizeof(int32_t);
-  return rows + tiles + pages + 16 * 64;
+  return rows + tiles + pages + 17 * 64;
 }
 
 size_t mr_gpu_step_bytes(const mr_model *m, const mr_device *dev, int max_tokens, int max_logits,
                          size_t columns) {
   size_t t = (size_t)max_tokens, logits = (size_t)max_logits * padded((size_t)m->c.n_vocab);
   return 2 * 2 * t * (size_t)widest(m) + side_bytes(m, max_tokens) + t * columns * sizeof(float) +
-         logits * sizeof(float) + mr_gpu_attend_bytes(m, dev, max_tokens) +
-         mr_gpu_moe_bytes(m, max_tokens) + 32 * 256;
+         logits * sizeof(float) + (size_t)max_logits * sizeof(mr_gpu_best) +
+         mr_gpu_attend_bytes(m, dev, max_tokens) + mr_gpu_moe_bytes(m, max_tokens) + 32 * 256;
 }
 
 static void gpu_close(mr_backend *b) {
@@ -342,6 +413,8 @@ static void gpu_close(mr_backend *b) {
     g->dev->ops->host_release(g->dev, g->side.host);
   if (g->logits_host)
     g->dev->ops->host_release(g->dev, g->logits_host);
+  if (g->best_host)
+    g->dev->ops->host_release(g->dev, g->best_host);
   g->dev->ops->stream_free(g->dev, g->stream);
   mr_mem_free(g->matrices);
   mr_mem_free(g->vectors);
@@ -353,6 +426,8 @@ static const mr_backend_ops gpu_ops = {.name = "gpu",
                                        .buf_new = buf_new,
                                        .buf_free = buf_free,
                                        .row = row,
+                                       .best = best,
+                                       .fetch = fetch,
                                        .begin = begin,
                                        .embed = embed,
                                        .linear = linear,
@@ -371,6 +446,11 @@ static mr_code take_memory(mr_gpu *g, mr_err *err) {
       g->packed ? mr_gpu_side_open(g, &g->side, side_bytes(g->m, g->max_tokens)) : MR_E_NOMEM;
   if (!rc)
     rc = g->dev->ops->host_alloc(g->dev, logits, (void **)&g->logits_host);
+  size_t best_bytes = (size_t)g->max_logits * sizeof *g->best;
+  if (!rc)
+    rc = g->dev->ops->host_alloc(g->dev, best_bytes, (void **)&g->best_host);
+  if (!rc && !(g->best = mr_device_take(g->dev, best_bytes)))
+    rc = MR_E_NOMEM;
   if (!rc)
     rc = mr_gpu_attend_open(g, err);
   if (!rc)
@@ -383,22 +463,10 @@ static mr_code take_memory(mr_gpu *g, mr_err *err) {
   return MR_OK;
 }
 
-/* What only the CPU's operations know yet: leaving it out would give wrong results. */
-static mr_code check_parts(const mr_model *m, mr_err *err) {
-  const char *what = m->lora ? "adapters" : m->c.temper_all ? "queries that grow" : NULL;
-  for (int i = 0; i < m->c.n_layers && !what; i++)
-    if (m->layers[i].q_norm_b || m->layers[i].k_norm_b)
-      what = "biases of the norms of queries and keys";
-  return what ? mr_err_set(err, MR_E_UNAVAILABLE, "%s cannot run on a GPU yet; use --device cpu",
-                           what)
-              : MR_OK;
-}
-
 mr_code mr_backend_gpu_open(mr_backend **out, const mr_model *m, mr_device *dev, mr_kv *kv,
                             mr_gpu_scheme scheme, int max_tokens, int max_logits, mr_err *err) {
-  mr_code refused = check_parts(m, err);
-  if (refused)
-    return refused;
+  if (m->lora)
+    return mr_err_set(err, MR_E_UNAVAILABLE, "adapters cannot run on a GPU yet; use --device cpu");
   mr_gpu *g = mr_mem_alloc(1, sizeof *g);
   if (!g)
     return mr_err_set(err, MR_E_NOMEM, "out of memory for the step");

@@ -2,19 +2,26 @@
  * share: backend_gpu.c (buffers, the step, rows, products), backend_gpu_weights.c (weights on the
  * device), backend_gpu_attend.c, backend_gpu_experts.c.
  *
- * Numbers: activations are float32 between operations. Products take bfloat16 on both sides
- * (MR_GPU_ FAST), pairs of bfloat16, which have 16 bits (MR_GPU_EXACT), or weights of int8 by 32
- * (MR_GPU_ SMALL, where bfloat16 does not fit). A router's products are always exact, so that no
- * expert is chosen by rounding. Keys and values: bfloat16, or float32 in exact mode.
+ * Numbers: activations are float32 between operations. A matrix is held as mr_gpu_hold says
+ * (gpu_few.h), by the scheme and by its type in the file; products take bfloat16 on both sides, or
+ * pairs of it (MR_GPU_EXACT). A router's products are always exact, so that no expert is chosen by
+ * rounding.
  */
 #ifndef MR_SRC_BACKEND_GPU_H
 #define MR_SRC_BACKEND_GPU_H
 
 #include "src/backend.h"
 #include "src/device.h"
+#include "src/gpu_few.h"
 #include "src/rope.h"
 
-typedef enum mr_gpu_scheme { MR_GPU_FAST, MR_GPU_EXACT, MR_GPU_SMALL } mr_gpu_scheme;
+typedef enum mr_gpu_scheme {
+  MR_GPU_BY_FILE, /* int4 where it holds the file's values, int8 from up to 9 bits, else bfloat16 */
+  MR_GPU_EXACT,
+  MR_GPU_ALL_BF16,
+  MR_GPU_ALL_INT8, /* at most: int4 where it holds the file's values */
+  MR_GPU_ALL_INT4  /* but for the embedding and the head: int8 */
+} mr_gpu_scheme;
 
 struct mr_buf {
   float *p; /* [rows, ld], on the device */
@@ -24,11 +31,11 @@ struct mr_buf {
 
 typedef struct mr_gpu_matrix { /* weights on the device */
   const mr_matrix *of;
-  mr_gpu_scheme scheme;
+  mr_gpu_hold hold;
   mr_gpu_bf16 *w;
   size_t plane;
-  int8_t *w8;
-  float *scales, *bias;
+  mr_gpu_few few; /* in place of w */
+  float *bias;
   int k; /* padded */
 } mr_gpu_matrix;
 
@@ -57,20 +64,24 @@ typedef struct mr_gpu {
   mr_gpu_vector *vectors; /* owned */
   size_t n_vectors, cap_vectors;
   const mr_gpu_matrix *embed;
+  mr_gpu_bf16 *wide; /* room for one matrix of few bits; NULL: none of the layers' is */
+  size_t wide_values;
   mr_rope_table rope[3]; /* as in backend_cpu.h */
   mr_gpu_bf16 *packed;   /* [max_tokens] rows of the widest matrix, two planes */
   size_t packed_plane;
   float *parts; /* of attention; NULL: no context is longer than a split */
   size_t parts_bytes;
   int32_t *redo;
-  float *logits_host;     /* pinned */
-  struct mr_gpu_moe *moe; /* or NULL */
-  mr_gpu_side side;       /* what a step needs from the host */
+  float *logits_host;            /* pinned */
+  mr_gpu_best *best, *best_host; /* [max_logits]; on the host: pinned */
+  struct mr_gpu_moe *moe;        /* or NULL */
+  mr_gpu_side side;              /* what a step needs from the host */
   /* of the step: on the device */
   mr_batch batch;
   const int32_t *token, *pos, *page, *wanted;
   const float *temper, *rope_at[2];
   const int32_t *table;
+  const mr_gpu_ask *asks;      /* NULL: rows of logits go to the host */
   const mr_gpu_tile *tiles[2]; /* of one warp; of MR_GPU_WARPS */
   int n_tiles[2], max_pages;
   const mr_buf *logits; /* what finish was called with */
@@ -85,6 +96,8 @@ mr_code mr_backend_gpu_open(mr_backend **out, const mr_model *m, mr_device *dev,
 /* Device bytes of the weights; of all that steps need besides, `columns` being those of the forward
  * pass's buffers (forward.h). */
 size_t mr_gpu_weight_bytes(const mr_model *m, mr_gpu_scheme scheme);
+/* MR_GPU_ALL_BF16 in place of MR_GPU_BY_FILE where all matrices are. */
+mr_gpu_scheme mr_gpu_scheme_of(const mr_model *m, mr_gpu_scheme scheme);
 size_t mr_gpu_step_bytes(const mr_model *m, const mr_device *dev, int max_tokens, int max_logits,
                          size_t columns);
 

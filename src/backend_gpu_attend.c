@@ -4,6 +4,10 @@
  * MR_GPU_WARPS, each with all its splits. No bits depend on that. */
 #include "src/backend_gpu.h"
 
+_Static_assert((int)MR_GPU_KV_F16 == (int)MR_KV_F16 && (int)MR_GPU_KV_BF16 == (int)MR_KV_BF16 &&
+                   (int)MR_GPU_KV_INT8 == (int)MR_KV_INT8 && (int)MR_GPU_KV_FP8 == (int)MR_KV_FP8,
+               "kernels/gpu/args.h and kernels/kernels.h count alike");
+
 #define PARTS_BYTES ((size_t)64 << 20) /* of splits' sums, at most */
 
 static int up(int n, int by) {
@@ -41,11 +45,12 @@ size_t mr_gpu_attend_bytes(const mr_model *m, const mr_device *dev, int max_toke
 }
 
 static bool is_wide(const mr_gpu *g) {
-  return mr_kv_type_of(g->kv) == MR_KV_F32;
+  return g->scheme == MR_GPU_EXACT || mr_kv_type_of(g->kv) == MR_KV_F32;
 }
 
 static bool fits(const mr_gpu *g, int warps) {
-  mr_gpu_attn a = {.warps = warps, .head_dim = g->m->c.head_dim};
+  mr_gpu_attn a = {
+      .warps = warps, .head_dim = g->m->c.head_dim, .kv = (int32_t)mr_kv_type_of(g->kv)};
   return mr_gpu_attn_fit(&a, is_wide(g), g->dev->shared_bytes);
 }
 
@@ -157,8 +162,11 @@ static void ready_heads(mr_gpu *g, const mr_attend *op) {
                     .ld_v = op->v->ld,
                     .q_norm = head_norm(g, op, op->q_norm, c->n_heads, c->head_dim),
                     .k_norm = head_norm(g, op, op->k_norm, c->n_kv_heads, k_dims),
+                    .q_norm_b = head_norm(g, op, op->q_norm_b, c->n_heads, c->head_dim),
+                    .k_norm_b = head_norm(g, op, op->k_norm_b, c->n_kv_heads, k_dims),
                     .rope = g->rope_at[op->local],
-                    .temper = op->no_rope && c->temper_scale != 0 ? g->temper : NULL,
+                    .temper =
+                        (op->no_rope || c->temper_all) && c->temper_scale != 0 ? g->temper : NULL,
                     .pos = g->pos,
                     .page = g->page,
                     .pages = mr_kv_page(g->kv, 0),
@@ -180,7 +188,8 @@ static void ready_heads(mr_gpu *g, const mr_attend *op) {
                     .n_rot = op->no_rope ? 0 : g->rope[0].n_rot,
                     .rope_first = c->rope_first,
                     .interleaved = c->arch.rope == MR_ROPE_INTERLEAVED,
-                    .wide = is_wide(g)};
+                    .kv = (int32_t)mr_kv_type_of(g->kv),
+                    .rotate = mr_kv_type_of(g->kv) > MR_KV_BF16 ? mr_rotate_block(c->head_dim) : 0};
   mr_grid grid = {.blocks = {(uint32_t)g->batch.n_tokens,
                              (uint32_t)up(c->n_heads + c->n_kv_heads, MR_GPU_WARPS), 1},
                   .warps = MR_GPU_WARPS,
@@ -209,6 +218,7 @@ static void describe(mr_gpu *g, const mr_attend *op, mr_gpu_attn *a) {
                      .reach = 60, /* e^60 and its inverse are far inside float32 */
                      .group = group_of(c),
                      .head_dim = c->head_dim,
+                     .kv = (int32_t)mr_kv_type_of(g->kv),
                      .window = op->window,
                      .chunk = op->chunk};
 }

@@ -13,35 +13,39 @@
 
 /* ------------------------------------------------------------------ sizes */
 
-static mr_gpu_scheme scheme_for(const mr_model *m, const mr_matrix *w, mr_gpu_scheme scheme) {
+/* How a matrix is held. room: its k floats. */
+static mr_gpu_hold hold_of(const mr_model *m, const mr_matrix *w, mr_gpu_scheme scheme,
+                           float *room) {
   for (int i = 0; i < m->c.n_layers; i++)
     if (w == &m->layers[i].router)
-      return MR_GPU_EXACT;
-  return scheme;
+      return MR_GPU_PAIR;
+  if (scheme == MR_GPU_EXACT || scheme == MR_GPU_ALL_BF16)
+    return scheme == MR_GPU_EXACT ? MR_GPU_PAIR : MR_GPU_BF16;
+  if (mr_gpu_fits_int4(w, room))
+    return MR_GPU_INT4;
+  if (scheme == MR_GPU_ALL_INT4)
+    return w == &m->head || w == &m->embed ? MR_GPU_INT8 : MR_GPU_INT4;
+  return scheme == MR_GPU_BY_FILE && mr_gpu_file_bits(w) > 9 ? MR_GPU_BF16 : MR_GPU_INT8;
 }
 
 static size_t round_up(size_t n) {
   return (n + 255) & ~(size_t)255;
 }
 
-static size_t matrix_bytes(const mr_matrix *w, mr_gpu_scheme scheme) {
-  size_t values = (size_t)w->n * (size_t)mr_gpu_padded(w->k);
-  size_t bias = w->bias ? round_up((size_t)w->n * sizeof(float)) : 0;
-  if (scheme == MR_GPU_SMALL)
-    return round_up(values) + round_up(values / MR_GPU_Q8_GROUP * sizeof(float)) + bias;
-  return round_up(values * 2 * (scheme == MR_GPU_EXACT ? 2 : 1)) + bias;
+static size_t matrix_bytes(const mr_matrix *w, mr_gpu_hold hold) {
+  size_t n = (size_t)w->n, k = (size_t)mr_gpu_padded(w->k);
+  size_t bias = w->bias ? round_up(n * sizeof(float)) : 0;
+  if (hold < MR_GPU_INT8)
+    return round_up(n * k * 2 * (hold == MR_GPU_PAIR ? 2 : 1)) + bias;
+  return round_up(n * mr_gpu_few_bytes(hold, k)) + round_up(n * mr_gpu_few_scale_bytes(hold, k)) +
+         round_up(n * sizeof(float)) + bias;
 }
 
 /* The head may be the embedding itself. */
-static bool is_shared(const mr_model *m, mr_gpu_scheme scheme) {
-  return scheme != MR_GPU_SMALL && m->head.data == m->embed.data && m->head.n == m->embed.n &&
-         m->head.k == m->embed.k && m->head.first == m->embed.first &&
-         m->head.columns == m->embed.columns && m->head.quant == m->embed.quant &&
-         m->head.product == m->embed.product && m->head.group == m->embed.group;
-}
-
-static mr_gpu_scheme embed_scheme(mr_gpu_scheme scheme) {
-  return scheme == MR_GPU_EXACT ? MR_GPU_EXACT : MR_GPU_FAST;
+static bool is_shared(const mr_model *m) {
+  return mr_model_tied(m) && m->head.n == m->embed.n && m->head.k == m->embed.k &&
+         m->head.first == m->embed.first && m->head.columns == m->embed.columns &&
+         m->head.group == m->embed.group;
 }
 
 /* Norms and the like, at most: each takes up to 255 bytes more than it has. */
@@ -54,17 +58,74 @@ static size_t vector_bytes(const mr_model *m) {
          (position + 4 * d + q) * sizeof(float) + 8 * 256;
 }
 
-size_t mr_gpu_weight_bytes(const mr_model *m, mr_gpu_scheme scheme) {
-  size_t sum = matrix_bytes(&m->head, scheme) + vector_bytes(m);
-  if (!is_shared(m, scheme))
-    sum += matrix_bytes(&m->embed, embed_scheme(scheme));
+/* What a scheme makes of a model. */
+typedef struct sums {
+  size_t bytes, wide; /* all weights; values of the largest matrix of few bits in a layer */
+  bool few;           /* any has few bits */
+} sums;
+
+static void add_up(sums *s, const mr_model *m, const mr_matrix *w, mr_gpu_scheme scheme,
+                   float *room, bool inside) {
+  mr_gpu_hold hold = hold_of(m, w, scheme, room);
+  size_t values = (size_t)w->n * (size_t)mr_gpu_padded(w->k);
+  s->bytes += matrix_bytes(w, hold);
+  s->few |= hold >= MR_GPU_INT8;
+  if (inside && hold >= MR_GPU_INT8 && values > s->wide)
+    s->wide = values;
+}
+
+static int widest_row(const mr_model *m) {
+  int k = m->head.k > m->embed.k ? m->head.k : m->embed.k;
+  for (int i = 0; i < m->c.n_layers; i++)
+    for (int j = 0; j < mr_layer_matrices(m, &m->layers[i]); j++) {
+      const mr_matrix *w = mr_layer_matrix(&m->layers[i], j);
+      k = w->n && w->k > k ? w->k : k;
+    }
+  return mr_gpu_padded(k);
+}
+
+/* Floats of ROWS rows of any matrix, with the room of products. */
+static size_t most_floats(const mr_model *m) {
+  size_t most = 0;
+  for (int i = -2; i < m->c.n_layers; i++)
+    for (int j = 0; j < (i < 0 ? 1 : mr_layer_matrices(m, &m->layers[i])); j++) {
+      const mr_matrix *w = i == -2   ? &m->head
+                           : i == -1 ? &m->embed
+                                     : mr_layer_matrix(&m->layers[i], j);
+      size_t floats = w->n ? (size_t)ROWS * (size_t)w->k + mr_matrix_room(w, ROWS) : 0;
+      most = floats > most ? floats : most;
+    }
+  return most;
+}
+
+/* False: out of the host's memory. */
+static bool sum_up(sums *s, const mr_model *m, mr_gpu_scheme scheme) {
+  float *room = mr_mem_alloc((size_t)widest_row(m), sizeof *room);
+  *s = (sums){.bytes = vector_bytes(m)};
+  if (!room)
+    return false;
+  add_up(s, m, &m->head, scheme, room, false);
+  if (!is_shared(m))
+    add_up(s, m, &m->embed, scheme, room, false);
   for (int i = 0; i < m->c.n_layers; i++)
     for (int j = 0; j < mr_layer_matrices(m, &m->layers[i]); j++) {
       const mr_matrix *w = mr_layer_matrix(&m->layers[i], j);
       if (w->n)
-        sum += matrix_bytes(w, scheme_for(m, w, scheme));
+        add_up(s, m, w, scheme, room, true);
     }
-  return sum;
+  mr_mem_free(room);
+  s->bytes += round_up(s->wide * sizeof(mr_gpu_bf16));
+  return true;
+}
+
+size_t mr_gpu_weight_bytes(const mr_model *m, mr_gpu_scheme scheme) {
+  sums s;
+  return sum_up(&s, m, scheme) ? s.bytes : SIZE_MAX / 2;
+}
+
+mr_gpu_scheme mr_gpu_scheme_of(const mr_model *m, mr_gpu_scheme scheme) {
+  sums s;
+  return scheme == MR_GPU_BY_FILE && sum_up(&s, m, scheme) && !s.few ? MR_GPU_ALL_BF16 : scheme;
 }
 
 /* ------------------------------------------------------------------ rounding */
@@ -79,48 +140,41 @@ static void round_pairs(const mr_gpu_matrix *w, const float *row, uint8_t *to, u
   }
 }
 
-static void round_int8(const mr_gpu_matrix *w, const float *row, uint8_t *to, uint8_t *scales) {
-  int8_t *q = (int8_t *)to;
-  float *scale = (float *)(void *)scales;
-  for (int g = 0; g < w->k / MR_GPU_Q8_GROUP; g++) {
-    float most = 0;
-    int i0 = g * MR_GPU_Q8_GROUP;
-    for (int i = i0; i < i0 + MR_GPU_Q8_GROUP && i < w->of->k; i++)
-      most = fmaxf(most, fabsf(row[i]));
-    scale[g] = most / 127;
-    for (int i = i0; i < i0 + MR_GPU_Q8_GROUP; i++)
-      q[i] = i < w->of->k && most > 0 ? (int8_t)lrintf(row[i] / most * 127) : 0;
-  }
-}
-
 typedef struct loader {
   mr_gpu *g;
-  float *rows;       /* ROWS, and room for products */
+  float *rows; /* ROWS of them, and room for those of products */
+  float *units;
   uint8_t *piece[2]; /* pinned; of the two planes, or of values and scales */
 } loader;
 
+/* Row r, which is read with those after it where it is the first of ROWS from r0 on. */
+static void round_row(const loader *l, const mr_gpu_matrix *w, int r0, int r, uint8_t *a,
+                      uint8_t *b) {
+  int at = (r - r0) % ROWS, k = w->of->k;
+  const float *row = l->rows + (size_t)at * (size_t)k;
+  if (at == 0)
+    mr_matrix_rows(w->of, r, ROWS < w->of->n - r ? ROWS : w->of->n - r, l->rows,
+                   l->rows + (size_t)ROWS * (size_t)k);
+  if (w->hold >= MR_GPU_INT8)
+    mr_gpu_few_row(w->hold, row, k, w->k, a, (uint16_t *)(void *)b, &l->units[r]);
+  else
+    round_pairs(w, row, a, w->plane ? b : NULL);
+}
+
 /* A matrix, piece by piece of its rows. */
 static mr_code fill(loader *l, const mr_gpu_matrix *w) {
-  bool small = w->scheme == MR_GPU_SMALL;
-  size_t k = (size_t)w->k, bytes = small ? k : 2 * k;
-  size_t second = small ? k / MR_GPU_Q8_GROUP * sizeof(float) : w->plane ? 2 * k : 0;
-  int rows = (int)(PIECE / bytes);
-  uint8_t *to[2] = {small ? (uint8_t *)w->w8 : (uint8_t *)w->w,
-                    small ? (uint8_t *)w->scales : (uint8_t *)(w->w + w->plane)};
+  bool few = w->hold >= MR_GPU_INT8;
+  size_t k = (size_t)w->k, bytes = few ? mr_gpu_few_bytes(w->hold, k) : 2 * k;
+  size_t second = few ? mr_gpu_few_scale_bytes(w->hold, k) : w->plane ? 2 * k : 0;
+  int rows = (int)(PIECE / (bytes > second ? bytes : second));
+  uint8_t *to[2] = {few ? (uint8_t *)(uintptr_t)w->few.w : (uint8_t *)w->w,
+                    few ? (uint8_t *)(uintptr_t)w->few.scales : (uint8_t *)(w->w + w->plane)};
+  mr_device *d = l->g->dev;
   for (int r0 = 0; r0 < w->of->n; r0 += rows) {
     int n = rows < w->of->n - r0 ? rows : w->of->n - r0;
-    for (int r = 0; r < n; r++) {
-      uint8_t *a = l->piece[0] + (size_t)r * bytes, *b = l->piece[1] + (size_t)r * second;
-      int at = r % ROWS, several = ROWS < n - r ? ROWS : n - r;
-      const float *row = l->rows + (size_t)at * (size_t)w->of->k;
-      if (at == 0)
-        mr_matrix_rows(w->of, r0 + r, several, l->rows, l->rows + ROWS * (size_t)w->of->k);
-      if (small)
-        round_int8(w, row, a, b);
-      else
-        round_pairs(w, row, a, second ? b : NULL);
-    }
-    mr_device *d = l->g->dev;
+    for (int r = 0; r < n; r++)
+      round_row(l, w, r0, r0 + r, l->piece[0] + (size_t)r * bytes,
+                l->piece[1] + (size_t)r * second);
     mr_code rc =
         mr_device_put(d, l->g->stream, to[0] + (size_t)r0 * bytes, l->piece[0], (size_t)n * bytes);
     if (!rc && second)
@@ -129,32 +183,45 @@ static mr_code fill(loader *l, const mr_gpu_matrix *w) {
     if (rc)
       return rc;
   }
-  return MR_OK;
+  if (!few)
+    return MR_OK;
+  return mr_device_put(d, l->g->stream, (float *)(uintptr_t)w->few.units, l->units,
+                       (size_t)w->of->n * sizeof *l->units);
 }
 
-static mr_code load(loader *l, const mr_matrix *of, mr_gpu_scheme scheme, mr_err *err) {
+static bool take(mr_device *dev, mr_gpu_matrix *w) {
+  size_t n = (size_t)w->of->n, k = (size_t)w->k, values = n * k;
+  bool ok;
+  if (w->hold >= MR_GPU_INT8) {
+    w->few.w = mr_device_take(dev, n * mr_gpu_few_bytes(w->hold, k));
+    w->few.scales = mr_device_take(dev, n * mr_gpu_few_scale_bytes(w->hold, k));
+    w->few.units = mr_device_take(dev, n * sizeof(float));
+    ok = w->few.w && w->few.scales && w->few.units;
+  } else {
+    w->plane = w->hold == MR_GPU_PAIR ? values : 0;
+    w->w = mr_device_take(dev, (values + w->plane) * sizeof *w->w);
+    ok = w->w;
+  }
+  if (ok && w->of->bias)
+    ok = (w->bias = mr_device_take(dev, n * sizeof(float))) != NULL;
+  return ok;
+}
+
+static mr_code no_room(const mr_device *d, mr_err *err) {
+  return mr_err_set(err, MR_E_UNAVAILABLE,
+                    "the weights do not fit into the %zu bytes taken of device %s; use a larger "
+                    "--device-memory, --device-weights int8 or int4, or --device cpu",
+                    d->cap, d->name);
+}
+
+static mr_code load(loader *l, const mr_matrix *of, mr_err *err) {
   mr_gpu *g = l->g;
   if (!mr_mem_grow((void **)&g->matrices, &g->cap_matrices, g->n_matrices + 1, sizeof *g->matrices))
     return mr_err_set(err, MR_E_NOMEM, "out of memory for the weights");
-  mr_gpu_matrix w = {.of = of, .scheme = scheme, .k = mr_gpu_padded(of->k)};
-  size_t values = (size_t)of->n * (size_t)w.k;
-  bool ok;
-  if (scheme == MR_GPU_SMALL) {
-    w.w8 = mr_device_take(g->dev, values);
-    w.scales = mr_device_take(g->dev, values / MR_GPU_Q8_GROUP * sizeof(float));
-    ok = w.w8 && w.scales;
-  } else {
-    w.plane = scheme == MR_GPU_EXACT ? values : 0;
-    w.w = mr_device_take(g->dev, (values + w.plane) * sizeof *w.w);
-    ok = w.w;
-  }
-  if (ok && of->bias)
-    ok = (w.bias = mr_device_take(g->dev, (size_t)of->n * sizeof(float))) != NULL;
-  if (!ok)
-    return mr_err_set(err, MR_E_UNAVAILABLE,
-                      "the weights do not fit into the %zu bytes taken of device %s; use a larger "
-                      "--device-memory, or --device cpu",
-                      g->dev->cap, g->dev->name);
+  mr_gpu_matrix w = {
+      .of = of, .hold = hold_of(g->m, of, g->scheme, l->rows), .k = mr_gpu_padded(of->k)};
+  if (!take(g->dev, &w))
+    return no_room(g->dev, err);
   g->matrices[g->n_matrices++] = w;
   mr_code rc = fill(l, &w);
   if (!rc && of->bias)
@@ -170,47 +237,44 @@ static int by_address(const void *a, const void *b) {
 }
 
 static mr_code load_all(loader *l, mr_err *err) {
-  const mr_model *m = l->g->m;
-  mr_code rc = load(l, &m->head, l->g->scheme, err);
-  if (!rc && !is_shared(m, l->g->scheme))
-    rc = load(l, &m->embed, embed_scheme(l->g->scheme), err);
+  mr_gpu *g = l->g;
+  const mr_model *m = g->m;
+  mr_code rc = load(l, &m->head, err);
+  if (!rc && !is_shared(m))
+    rc = load(l, &m->embed, err);
   for (int i = 0; i < m->c.n_layers; i++)
     for (int j = 0; !rc && j < mr_layer_matrices(m, &m->layers[i]); j++) {
       const mr_matrix *w = mr_layer_matrix(&m->layers[i], j);
       if (w->n)
-        rc = load(l, w, scheme_for(m, w, l->g->scheme), err);
+        rc = load(l, w, err);
     }
-  return rc;
+  sums s;
+  if (!rc && !sum_up(&s, m, g->scheme))
+    rc = mr_err_set(err, MR_E_NOMEM, "out of memory for the weights");
+  if (rc || !s.wide)
+    return rc;
+  g->wide_values = s.wide;
+  g->wide = mr_device_take(g->dev, s.wide * sizeof *g->wide);
+  return g->wide ? MR_OK : no_room(g->dev, err);
 }
 
-/* Floats of ROWS rows of the largest matrix, with their room. */
-static size_t most_floats(const mr_model *m) {
-  size_t most = 0;
-  for (int i = -2; i < m->c.n_layers; i++)
-    for (int j = 0; j < (i < 0 ? 1 : mr_layer_matrices(m, &m->layers[i])); j++) {
-      const mr_matrix *w = i == -2   ? &m->head
-                           : i == -1 ? &m->embed
-                                     : mr_layer_matrix(&m->layers[i], j);
-      size_t floats = w->n ? ROWS * (size_t)w->k + mr_matrix_room(w, ROWS) : 0;
-      most = floats > most ? floats : most;
-    }
-  return most;
-}
-
-static int widest_row(const mr_model *m) {
-  int k = m->head.k > m->embed.k ? m->head.k : m->embed.k;
+/* Rows of the matrix that has most. */
+static size_t most_rows(const mr_model *m) {
+  int n = m->head.n > m->embed.n ? m->head.n : m->embed.n;
   for (int i = 0; i < m->c.n_layers; i++)
     for (int j = 0; j < mr_layer_matrices(m, &m->layers[i]); j++) {
       const mr_matrix *w = mr_layer_matrix(&m->layers[i], j);
-      k = w->n && w->k > k ? w->k : k;
+      n = w->n > n ? w->n : n;
     }
-  return mr_gpu_padded(k);
+  return (size_t)n;
 }
 
 mr_code mr_gpu_load_weights(mr_gpu *g, mr_err *err) {
-  loader l = {.g = g, .rows = mr_mem_alloc(most_floats(g->m), sizeof(float))};
+  loader l = {.g = g,
+              .rows = mr_mem_alloc(most_floats(g->m), sizeof(float)),
+              .units = mr_mem_alloc(most_rows(g->m), sizeof(float))};
   size_t piece = PIECE + 4 * (size_t)widest_row(g->m);
-  mr_code rc = l.rows ? MR_OK : MR_E_NOMEM;
+  mr_code rc = l.rows && l.units ? MR_OK : MR_E_NOMEM;
   for (int i = 0; i < 2 && !rc; i++)
     rc = g->dev->ops->host_alloc(g->dev, piece, (void **)&l.piece[i]);
   rc = rc ? mr_err_set(err, MR_E_NOMEM, "out of memory for the weights") : load_all(&l, err);
@@ -218,10 +282,11 @@ mr_code mr_gpu_load_weights(mr_gpu *g, mr_err *err) {
     if (l.piece[i])
       g->dev->ops->host_release(g->dev, l.piece[i]);
   mr_mem_free(l.rows);
+  mr_mem_free(l.units);
   if (rc)
     return rc;
   qsort(g->matrices, g->n_matrices, sizeof *g->matrices, by_address);
-  g->embed = mr_gpu_find(g, is_shared(g->m, g->scheme) ? &g->m->head : &g->m->embed);
+  g->embed = mr_gpu_find(g, is_shared(g->m) ? &g->m->head : &g->m->embed);
   return MR_OK;
 }
 

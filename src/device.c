@@ -14,14 +14,29 @@ bool mr_device_is_gpu(const char *name) {
 
 /* ------------------------------------------------------------------ by name */
 
+/* Tests of whole runs: MILLRACE_SIM_FAULT=lose=N, copy=N or alloc=N (device.h, mr_sim_opts). */
+static void take_fault(mr_sim_opts *o) {
+  const char *fault = getenv("MILLRACE_SIM_FAULT");
+  struct {
+    const char *name;
+    int *at;
+  } all[] = {{"lose=", &o->lose_at}, {"copy=", &o->fail_copy}, {"alloc=", &o->fail_alloc}};
+  for (size_t i = 0; fault && i < sizeof all / sizeof *all; i++)
+    if (!strncmp(fault, all[i].name, strlen(all[i].name)))
+      *all[i].at = (int)strtol(fault + strlen(all[i].name), NULL, 10);
+}
+
 static mr_code open_sim(mr_device **out, const char *which, mr_err *err) {
   static const char *const machines[] = {"", ":warp32", ":wave64", ":wmma"};
   static const int number[] = {0, 0, 1, 2};
   uint64_t half = mr_machine_memory().available / 2;
+  mr_sim_opts o = {.memory = half ? half : (size_t)4 << 30};
+  take_fault(&o);
   for (size_t i = 0; i < sizeof machines / sizeof *machines; i++)
-    if (!strcmp(which, machines[i]))
-      return mr_device_sim(
-          out, &(mr_sim_opts){.machine = number[i], .memory = half ? half : (size_t)4 << 30}, err);
+    if (!strcmp(which, machines[i])) {
+      o.machine = number[i];
+      return mr_device_sim(out, &o, err);
+    }
   return mr_err_set(err, MR_E_UNAVAILABLE,
                     "--device sim%s is unknown: there are sim, sim:wave64 and sim:wmma", which);
 }
@@ -115,8 +130,11 @@ mr_code mr_device_fail(const mr_device *d, mr_code rc, mr_err *err) {
   if (!rc)
     return MR_OK;
   if (rc == MR_E_UNAVAILABLE)
-    return mr_err_set(err, rc, "device %s: %s; what is done stays: go on with the same command",
-                      d->name, d->why);
+    return mr_err_set(
+        err, rc,
+        "device %s: %s; what is done stays: go on with the same command, or elsewhere with "
+        "--other-numerics",
+        d->name, d->why);
   return mr_err_set(err, rc, "device %s: %s", d->name, d->why);
 }
 

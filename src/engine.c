@@ -103,6 +103,8 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
       .kv_type = mr_kv_type_name((mr_kv_type)type),
       .device = "cpu",
       .kv_policy = policy_names[o->kv_policy],
+      .policy = o->kv_policy,
+      .kv_disk = o->kv_disk,
       .context = o->context > 0 && o->context < c->context ? o->context : c->context,
       .n_vocab = c->n_vocab,
       .max_batch = o->max_batch > 0 ? o->max_batch : DEFAULT_BATCH,
@@ -187,7 +189,12 @@ static mr_code make_room(mr_engine *e, mr_err *err) {
   e->ones = mr_mem_alloc(tokens, 1);
   if (mr_mem_mul(e->scratch_bytes, (size_t)e->info.threads, &bytes))
     e->scratch = mr_mem_pages(bytes);
-  if (!e->runs || !e->owners || !e->ones || !e->scratch)
+  bool asks = mr_forward_can_ask(e->forward);
+  if (asks) {
+    e->asks = mr_mem_alloc((size_t)e->max_logits, sizeof *e->asks);
+    e->fetch = mr_mem_alloc((size_t)e->max_logits, sizeof *e->fetch);
+  }
+  if (!e->runs || !e->owners || !e->ones || !e->scratch || (asks && (!e->asks || !e->fetch)))
     return mr_err_set(err, MR_E_NOMEM, "out of memory for steps of %d tokens",
                       e->info.max_step_tokens);
   memset(e->ones, 1, tokens);
@@ -303,6 +310,8 @@ void mr_engine_close(mr_engine *e) {
   mr_mem_free(e->ones);
   mr_mem_free(e->jobs);
   mr_mem_free(e->scratch);
+  mr_mem_free(e->asks);
+  mr_mem_free(e->fetch);
   mr_mem_free(e);
 }
 
@@ -318,7 +327,7 @@ void mr_engine_stats_get(const mr_engine *e, mr_engine_stats *out) {
   out->waiting = 0;
   for (const mr_flight *f = e->flights; f; f = f->next)
     out->waiting += f->fed == 0;
-  out->kv_pages_total = (uint64_t)mr_kv_total_pages(e->kv);
+  out->kv_pages_total = (uint64_t)mr_kv_most_pages(e->kv);
   mr_kvtier_stats kv;
   mr_kvtier_stats_get(e->tier, &kv);
   out->kv_spill_bytes = kv.spill_bytes;

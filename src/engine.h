@@ -19,6 +19,7 @@
 #define MR_SRC_ENGINE_H
 
 #include "src/kvtier.h" /* mr_kv_policy */
+#include "src/prefixstore.h"
 #include "src/prompt.h"
 #include "src/sampler.h"
 
@@ -33,6 +34,7 @@ typedef struct mr_adapter {
 typedef struct mr_engine_opts {
   const char *model_path;
   const char *device;     /* a name of device.h, "auto" or "cpu" (the same for now) */
+  int device_weights;     /* how it holds them: 0: by file and memory; 1 bf16, 2 int8, 3 int4 */
   uint64_t device_memory; /* bytes of it that are taken; 0: nine tenths of what is free */
   mr_compute compute;
   int threads; /* 0: as many as the process may use */
@@ -59,6 +61,8 @@ typedef struct mr_engine_info {
   int context, n_vocab, max_batch, max_step_tokens, threads;
   uint64_t n_params, weight_bytes, packed_bytes;     /* packed: with the adapters */
   uint64_t kv_bytes_per_token, kv_memory, kv_tokens; /* budget in bytes and in tokens */
+  uint64_t kv_disk;                                  /* as asked for */
+  mr_kv_policy policy;                               /* that kv_policy names */
   int kv_own_pages; /* of each sequence, beside a page for each 32 tokens (src/kvcache.h) */
   double flops_per_prompt_token, flops_per_output_token;
   double load_s;
@@ -111,8 +115,15 @@ typedef struct mr_result {
 
 void mr_result_free(mr_result *r);
 
+typedef struct mr_engine_left { /* of the requests in flight that generate and are not held back */
+  uint64_t tokens;              /* that they may still choose at most, all together */
+  uint64_t longest;             /* ... and the most of one choice */
+  uint64_t sequences;           /* choices that go on */
+} mr_engine_left;
+
 typedef struct mr_engine_stats { /* sums since open */
   uint64_t steps, output_tokens, logit_rows;
+  uint64_t rows_fetched; /* of logits from a device that knew too little of them to choose */
   uint64_t prompt_tokens_computed; /* continuations that are scored, too */
   uint64_t prompt_tokens_shared;   /* taken from a prompt that began alike */
   uint64_t prompt_tokens_cached;   /* taken from the prefix cache of earlier runs */
@@ -122,6 +133,7 @@ typedef struct mr_engine_stats { /* sums since open */
   uint64_t batch_tokens_sum; /* sum of T over steps */
   int max_batch_seen, active, waiting;
   uint64_t kv_pages_used, kv_pages_total, kv_pages_peak;
+  uint64_t kv_pages_held_back; /* at most, while the machine's memory was low */
   uint64_t kv_spill_bytes, kv_fetch_bytes, kv_failures; /* failures: computed again */
   uint64_t preemptions, recomputed_tokens;              /* ... because memory ran out */
   double kv_stall_s;                                    /* waits for the disk */
@@ -134,6 +146,11 @@ mr_code mr_engine_open(mr_engine **out, const mr_engine_opts *opts, const mr_pro
 void mr_engine_close(mr_engine *e);
 const mr_engine_info *mr_engine_describe(const mr_engine *e);
 
+/* The prefix cache of these options, to look into; *out NULL: there is none, or nothing for this
+ * model. info: of mr_engine_estimate. MR_E_NOMEM. */
+mr_code mr_engine_look_store(mr_prefixstore **out, const mr_engine_opts *opts,
+                             const mr_engine_info *info, mr_err *err);
+
 /* KV bytes, chosen batch and step size for these options without loading weights; fills *info
  * (load_s 0). */
 mr_code mr_engine_estimate(const mr_engine_opts *opts, mr_engine_info *info, mr_err *err);
@@ -145,6 +162,9 @@ mr_code mr_engine_admit(mr_engine *e, const mr_request *r, mr_err *err);
  * is kept in memory rather than what nobody wants. Returns its number, for `expected` of its
  * request; only a hint. */
 uint64_t mr_engine_expect(mr_engine *e, int adapter, const int32_t *prompt, int n_prompt);
+/* The machine's memory is low, or is not any more: until then keys and values take no memory beyond
+ * what they have had already, as long as some request can go on with it. Results are the same. */
+void mr_engine_memory_low(mr_engine *e, bool low);
 int mr_engine_active(const mr_engine *e); /* requests admitted and not collected */
 mr_code mr_engine_step(mr_engine *e, mr_err *err);
 mr_result *mr_engine_collect(mr_engine *e); /* owned by the caller; NULL: none finished */
@@ -156,5 +176,11 @@ void mr_engine_keep_prefixes(mr_engine *e, double seconds);
 mr_code mr_engine_save(mr_engine *e, const char *prefix, uint64_t max_bytes, double seconds,
                        mr_err *err);
 void mr_engine_stats_get(const mr_engine *e, mr_engine_stats *out);
+void mr_engine_left_get(const mr_engine *e, mr_engine_left *out);
+/* Holds back the request that has most left to choose, the youngest of equals, so that the others
+ * end sooner: it takes part in no step, but stays where it is. false: none could be. */
+bool mr_engine_hold(mr_engine *e);
+/* Lets the one go on that was held back last. false: there is none. */
+bool mr_engine_release(mr_engine *e);
 
 #endif

@@ -37,12 +37,19 @@ const mr_kv_memory *mr_engine_device_pages(const mr_engine_device *d) {
 /* ---------------------------------------------------------------- open and close */
 
 mr_code mr_engine_device_open(mr_engine_device *d, const mr_engine_opts *o, mr_err *err) {
-  *d = (mr_engine_device){.scheme = o->compute == MR_COMPUTE_EXACT ? MR_GPU_EXACT : MR_GPU_FAST};
+  static const mr_gpu_scheme schemes[] = {MR_GPU_BY_FILE, MR_GPU_ALL_BF16, MR_GPU_ALL_INT8,
+                                          MR_GPU_ALL_INT4};
+  bool exact = o->compute == MR_COMPUTE_EXACT;
+  *d = (mr_engine_device){.scheme = exact ? MR_GPU_EXACT : schemes[o->device_weights]};
   if (!mr_device_is_gpu(o->device)) {
-    if (o->device_memory)
-      return mr_err_set(err, MR_E_USAGE, "--device-memory is for GPUs: name one with --device");
+    if (o->device_memory || o->device_weights)
+      return mr_err_set(err, MR_E_USAGE, "--device-%s is for GPUs: name one with --device",
+                        o->device_memory ? "memory" : "weights");
     return MR_OK;
   }
+  if (exact && o->device_weights)
+    return mr_err_set(err, MR_E_USAGE,
+                      "--compute exact holds all weights in 16 bits: leave out --device-weights");
   if (o->n_adapters > 0)
     return mr_err_set(err, MR_E_UNAVAILABLE,
                       "--lora is not supported on device %s yet; use --device cpu", o->device);
@@ -83,22 +90,23 @@ static mr_code too_small(const mr_engine_device *d, size_t weights, size_t step,
   return mr_err_set(
       err, MR_E_UNAVAILABLE,
       "device %s: of its memory %zu bytes are taken, but the weights need %zu, a step "
-      "%zu and a page of keys and values %zu; use a larger --device-memory, or "
-      "--device cpu",
+      "%zu and a page of keys and values %zu; use a larger --device-memory, --device-weights "
+      "int4, or --device cpu",
       d->dev->name, d->dev->cap, weights, step, page);
 }
 
 mr_code mr_engine_device_plan(mr_engine_device *d, const mr_engine_opts *o, const mr_model *m,
                               mr_engine_info *info, int *pages, mr_err *err) {
-  static const char *const schemes[] = {"bf16", "bf16 pairs", "int8 by 32"};
+  static const char *const schemes[] = {"by file", "bf16 pairs", "bf16", "int8", "int4"};
   size_t page = (size_t)info->kv_bytes_per_token * MR_KV_BLOCK;
-  if (o->kv_type >= 0 && o->kv_type != MR_KV_F32 && o->kv_type != MR_KV_BF16)
+  if (o->kv_type == MR_KV_Q4)
     return mr_err_set(err, MR_E_UNAVAILABLE,
-                      "keys and values of type %s are not supported on device %s; use f32 or bf16",
-                      info->kv_type, d->dev->name);
+                      "keys and values of type q4 are not supported on device %s; use int8 or fp8",
+                      d->dev->name);
+  d->scheme = mr_gpu_scheme_of(m, d->scheme);
   size_t weights = mr_gpu_weight_bytes(m, d->scheme);
-  if (d->scheme == MR_GPU_FAST && weights > d->dev->cap / 10 * 9) {
-    d->scheme = MR_GPU_SMALL;
+  if (!o->device_weights && d->scheme != MR_GPU_EXACT && weights > d->dev->cap / 10 * 9) {
+    d->scheme = MR_GPU_ALL_INT8;
     weights = mr_gpu_weight_bytes(m, d->scheme);
   }
   while (!o->max_step_tokens && info->max_step_tokens > LEAST_STEP &&

@@ -26,6 +26,7 @@
 #include "src/lora.h"
 #include "src/prefix.h"
 #include "src/prefixstore.h"
+#include "src/sampler_best.h"
 #include "src/sequence.h"
 
 typedef enum mr_flight_state {
@@ -48,6 +49,7 @@ typedef struct mr_flight {
   int shared_pages; /* full pages of the prompt beyond the chain */
   mr_flight_state state;
   uint64_t step;     /* the last one that it had a run in */
+  uint64_t held;     /* its number among those that are held back, from 1; 0: it is not */
   bool spilled;      /* what it had computed is on disk: */
   bool lost;         /* ... or part of it was */
   mr_parked parked;  /* pages of its prompt, from fetch_at; the sequences have their own */
@@ -111,6 +113,7 @@ struct mr_engine {
   uint64_t expected, came; /* rows that were expected, and the last of them that is here */
   uint64_t admitted;       /* the age of the last one */
   int n_parked;
+  uint64_t n_held;
   uint64_t blocked; /* flights this old and older may begin: a parked one goes first; 0: all */
   double share_sum; /* of the tokens that finished choices could have had, what they had, ... */
   uint64_t share_n; /* ... and how many choices that were */
@@ -120,7 +123,9 @@ struct mr_engine {
   mr_run_owner *owners;
   uint64_t step; /* its number, from 1 */
   int n_runs, n_tokens, n_logits;
-  uint8_t *ones; /* max_step_tokens flags, all 1 */
+  uint8_t *ones;    /* max_step_tokens flags, all 1 */
+  mr_gpu_ask *asks; /* [max_logits] rows of the step; NULL: the device does not choose */
+  int32_t *fetch;   /* [max_logits] rows that are needed as a whole */
   mr_logit_job *jobs;
   size_t n_jobs, cap_jobs;
   uint8_t *scratch; /* threads * scratch_bytes: a copy of a row, then the sampler's */
@@ -146,6 +151,10 @@ int mr_flight_claim(mr_engine *e, mr_flight *f, int n);
 /* Tokens from `from` to f->fed are computed: others may have them. */
 void mr_flight_publish(mr_engine *e, mr_flight *f, int from);
 
+/* Nothing can go on with the pages that are not held back, if there are others: then they are
+ * needed after all. */
+bool mr_engine_needs_all(mr_engine *e);
+
 /* Opens e->store. MR_E_CANTCREATE, MR_E_NOMEM. */
 mr_code mr_engine_open_store(mr_engine *e, const mr_engine_opts *o, mr_err *err);
 
@@ -165,7 +174,7 @@ void mr_flight_forget(mr_engine *e, mr_flight *f);
 /* engine_save.c: takes up what a run before had done of it. MR_E_NOMEM. */
 mr_code mr_flight_resume(mr_engine *e, mr_flight *f, mr_err *err);
 /* A digest of all that says what the bytes of a page mean, beside the model. */
-uint64_t mr_engine_layout(const mr_engine *e);
+uint64_t mr_engine_layout(const mr_engine_info *info);
 
 /* The sequence is over: its pages and reservation are free again. */
 void mr_flight_retire(mr_engine *e, mr_flight *f, mr_sequence *s);

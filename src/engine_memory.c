@@ -46,6 +46,21 @@ bool mr_flight_make_room(mr_engine *e, const mr_flight *f, int want) {
   }
 }
 
+void mr_engine_memory_low(mr_engine *e, bool low) {
+  if (mr_kv_on_device(e->kv))
+    return;
+  mr_kv_hold_back(e->kv, low);
+  uint64_t held = (uint64_t)(mr_kv_most_pages(e->kv) - mr_kv_total_pages(e->kv));
+  e->stats.kv_pages_held_back =
+      held > e->stats.kv_pages_held_back ? held : e->stats.kv_pages_held_back;
+}
+
+bool mr_engine_needs_all(mr_engine *e) {
+  bool held = mr_kv_total_pages(e->kv) < mr_kv_most_pages(e->kv);
+  mr_kv_hold_back(e->kv, false);
+  return held;
+}
+
 /* ---------------------------------------------------------------- shared prompts */
 
 uint64_t mr_engine_expect(mr_engine *e, int adapter, const int32_t *prompt, int n_prompt) {
@@ -119,13 +134,18 @@ static bool keep(void *ctx, int tree, const int32_t *tokens, int n, int32_t page
   return true;
 }
 
-mr_code mr_engine_open_store(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
-  char words[128], key[MR_HASH_HEX];
-  if (!o->prefix_cache || !e->prefix)
-    return MR_OK;
-  int n = snprintf(words, sizeof words, "%016llx %s", (unsigned long long)mr_engine_layout(e),
+static void store_key(const mr_engine_opts *o, const mr_engine_info *info, char key[MR_HASH_HEX]) {
+  char words[128];
+  int n = snprintf(words, sizeof words, "%016llx %s", (unsigned long long)mr_engine_layout(info),
                    o->model_digest ? o->model_digest : "");
   mr_hash_hex(words, n > 0 && n < (int)sizeof words ? (size_t)n : sizeof words, key);
+}
+
+mr_code mr_engine_open_store(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
+  char key[MR_HASH_HEX];
+  if (!o->prefix_cache || !e->prefix)
+    return MR_OK;
+  store_key(o, &e->info, key);
   mr_code rc = mr_prefixstore_open(&e->store, o->prefix_cache, key, mr_kv_size_of_page(e->kv),
                                    o->prefix_cache_bytes, err);
   e->stored_page = rc ? NULL : mr_mem_alloc(mr_kv_size_of_page(e->kv), 1);
@@ -134,6 +154,16 @@ mr_code mr_engine_open_store(mr_engine *e, const mr_engine_opts *o, mr_err *err)
   if (!rc)
     mr_prefix_on_evict(e->prefix, keep, e);
   return rc;
+}
+
+mr_code mr_engine_look_store(mr_prefixstore **out, const mr_engine_opts *o,
+                             const mr_engine_info *info, mr_err *err) {
+  char key[MR_HASH_HEX];
+  *out = NULL;
+  if (!o->prefix_cache || o->no_prefix_sharing)
+    return MR_OK;
+  store_key(o, info, key);
+  return mr_prefixstore_look(out, o->prefix_cache, key, err);
 }
 
 void mr_engine_keep_prefixes(mr_engine *e, double seconds) {

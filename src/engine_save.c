@@ -6,12 +6,11 @@
 #include "io/mem.h"
 #include "src/engine_int.h"
 
-uint64_t mr_engine_layout(const mr_engine *e) {
+uint64_t mr_engine_layout(const mr_engine_info *i) {
   char words[160];
-  const mr_engine_info *i = &e->info;
-  int n = snprintf(words, sizeof words, "%s, numerics %d, %s, %s, kv %s, %d, %zu", MR_VERSION,
+  int n = snprintf(words, sizeof words, "%s, numerics %d, %s, %s, kv %s, %d, %llu", MR_VERSION,
                    MR_NUMERICS_VERSION, i->isa, i->scheme, i->kv_type, MR_KV_BLOCK,
-                   mr_kv_size_of_page(e->kv));
+                   (unsigned long long)i->kv_bytes_per_token);
   return mr_hash_64(words, n > 0 && n < (int)sizeof words ? (size_t)n : sizeof words);
 }
 
@@ -63,7 +62,7 @@ static void take_pages(mr_engine *e, mr_flight *f, const mr_saved_row *r) {
   bool whole = r->fed == f->r.n_prompt;
   int at = whole ? r->fed / MR_KV_BLOCK : mr_engine_pages(e, r->fed);
   if (r->fed < 1 || r->fed > f->r.n_prompt || at > r->n_pages ||
-      !mr_saved_fits(e->saved, mr_kv_size_of_page(e->kv), mr_engine_layout(e)))
+      !mr_saved_fits(e->saved, mr_kv_size_of_page(e->kv), mr_engine_layout(&e->info)))
     return;
   for (int i = 0; whole && i < f->n_seqs; i++) {
     const mr_saved_seq *q = &r->seqs[i];
@@ -239,7 +238,8 @@ static void save_flight(save *v, mr_flight *f) {
 static void save_again(save *v, const mr_saved_row *old) {
   mr_saved_row r = *old;
   mr_saved_seq *seqs = (void *)mr_mem_copy(old->seqs, (size_t)old->n_seqs * sizeof *seqs);
-  bool kept = mr_saved_fits(v->e->saved, mr_kv_size_of_page(v->e->kv), mr_engine_layout(v->e));
+  bool kept =
+      mr_saved_fits(v->e->saved, mr_kv_size_of_page(v->e->kv), mr_engine_layout(&v->e->info));
   v->n_pages = 0;
   for (int i = 0; i < old->n_pages && kept; i++)
     kept = mr_saver_has_room(v->w) && mr_saved_read(v->e->saved, &old->pages[i], v->buf) &&
@@ -276,11 +276,11 @@ mr_code mr_engine_save(mr_engine *e, const char *prefix, uint64_t max_bytes, dou
                        mr_err *err) {
   size_t page = mr_kv_size_of_page(e->kv);
   save v = {.e = e};
-  mr_code rc =
-      mr_saver_open(&v.w, prefix, e->saved, page, mr_engine_layout(e), max_bytes, seconds, err);
+  mr_code rc = mr_saver_open(&v.w, prefix, e->saved, page, mr_engine_layout(&e->info), max_bytes,
+                             seconds, err);
   if (rc)
     return rc;
-  v.known = mr_mem_alloc((size_t)mr_kv_total_pages(e->kv), sizeof *v.known);
+  v.known = mr_mem_alloc((size_t)mr_kv_most_pages(e->kv), sizeof *v.known);
   v.buf = mr_mem_alloc(page, 1);
   v.failed = !v.known || !v.buf;
   if (!v.failed)

@@ -6,13 +6,13 @@
 
 #include "io/json.h"
 #include "io/mem.h"
+#include "io/slurp.h"
 #include "io/sys.h"
 #include "src/hf_tokenizer.h"
 
 #define MAX_SMALL ((size_t)64 << 20)
 #define MAX_TOKENIZER ((size_t)512 << 20)
 #define MAX_TEMPLATE ((size_t)16 << 20)
-#define CHUNK ((size_t)1 << 16)
 
 bool mr_hf_dir_is(const char *path) {
   struct stat st;
@@ -20,21 +20,6 @@ bool mr_hf_dir_is(const char *path) {
 }
 
 /* ---- files ---- */
-
-static mr_code slurp(int fd, const char *path, size_t limit, mr_text *out, mr_err *err) {
-  char *buf = mr_mem_alloc(1, CHUNK);
-  ssize_t n = buf ? 1 : 0;
-  while (n > 0 && out->len <= limit && !out->failed && (n = mr_sys_read_full(fd, buf, CHUNK)) > 0)
-    mr_text_add(out, buf, (size_t)n);
-  mr_mem_free(buf);
-  if (n < 0)
-    return mr_err_errno(err, MR_E_IO, path, "cannot read");
-  if (!buf || out->failed)
-    return mr_hf_no_memory(err);
-  if (out->len > limit)
-    return mr_err_at(err, MR_E_DATA, path, 0, -1, "is larger than %zu MiB", limit >> 20);
-  return MR_OK;
-}
 
 /* The file of the directory; nothing is added when it is not there. */
 static mr_code read_file(const mr_hf_dir *d, const char *name, size_t limit, mr_text *path,
@@ -48,7 +33,7 @@ static mr_code read_file(const mr_hf_dir *d, const char *name, size_t limit, mr_
     return MR_OK;
   if (fd < 0)
     return mr_err_errno(err, MR_E_NOINPUT, path->data, "cannot open");
-  mr_code c = slurp(fd, path->data, limit, out, err);
+  mr_code c = mr_slurp(fd, path->data, limit, out, err);
   mr_sys_now->close(fd);
   return c;
 }

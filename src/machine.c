@@ -33,12 +33,22 @@ mr_memory mr_machine_memory(void) {
   uint64_t limit = field(text, "");
   slurp("/sys/fs/cgroup/memory.current", text, sizeof text);
   uint64_t used = field(text, "");
+  slurp("/sys/fs/cgroup/memory.stat", text, sizeof text);
+  uint64_t files = field(text, "inactive_file ");
+  used -= files < used ? files : used;
   if (limit == 0 || limit >= m.total)
     return m; /* none, or "max" */
   uint64_t left = limit > used ? limit - used : 0;
   m.total = limit;
   m.available = left < m.available ? left : m.available;
   return m;
+}
+
+double mr_machine_waited_s(void) {
+  char text[128];
+  uint64_t ran, waited;
+  slurp("/proc/self/schedstat", text, sizeof text);
+  return sscanf(text, "%" SCNu64 " %" SCNu64, &ran, &waited) == 2 ? (double)waited / 1e9 : 0;
 }
 
 const char *mr_machine_cpu(char *buf, size_t cap) {

@@ -7,10 +7,15 @@
 #include <stdint.h>
 
 typedef struct mr_memory {
-  uint64_t total, available; /* bytes; the control group's limit counts; 0: unknown */
+  uint64_t total, available; /* bytes; the control group's limit counts, of what it uses files
+                                that can be read again do not; 0: unknown */
 } mr_memory;
 
 mr_memory mr_machine_memory(void);
+
+/* Seconds for which the first thread of the process could have run and did not, as others had the
+ * processors; 0: the kernel does not say. */
+double mr_machine_waited_s(void);
 
 /* The processor's model name into buf (always terminated); "cpu" where the kernel does not say.
  * Returns buf. */

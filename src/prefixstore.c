@@ -43,32 +43,52 @@ static mr_code make_dir(const char *path, mr_err *err) {
   return mr_err_errno(err, MR_E_CANTCREATE, path, "--prefix-cache: cannot create the directory");
 }
 
-mr_code mr_prefixstore_open(mr_prefixstore **out, const char *dir, const char *key,
-                            size_t page_bytes, uint64_t max_bytes, mr_err *err) {
+static mr_code new_store(mr_prefixstore **out, const char *dir, const char *key, mr_err *err) {
   mr_text mine = {0};
   mr_prefixstore *s = mr_mem_alloc(1, sizeof *s);
   mr_text_addf(&mine, "%s/%s", dir, key);
-  if (!s || mine.failed) {
+  if (s && !mine.failed)
+    s->dir = mr_mem_copy(dir, strlen(dir));
+  if (!s || !s->dir) {
     mr_text_free(&mine);
     mr_mem_free(s);
-    return mr_err_set(err, MR_E_NOMEM, "out of memory");
-  }
-  s->mine = mine.data;
-  s->page_bytes = page_bytes;
-  s->max_bytes = max_bytes;
-  s->dir = mr_mem_copy(dir, strlen(dir));
-  s->page = mr_mem_alloc(page_bytes, 1);
-  if (!s->dir || !s->page) {
-    mr_prefixstore_close(s);
     return mr_err_set(err, MR_E_NOMEM, "out of memory for the prefix cache");
   }
-  mr_code rc = make_dir(s->dir, err);
+  s->mine = mine.data;
+  *out = s;
+  return MR_OK;
+}
+
+mr_code mr_prefixstore_open(mr_prefixstore **out, const char *dir, const char *key,
+                            size_t page_bytes, uint64_t max_bytes, mr_err *err) {
+  mr_prefixstore *s;
+  mr_code rc = new_store(&s, dir, key, err);
+  if (rc)
+    return rc;
+  s->page_bytes = page_bytes;
+  s->max_bytes = max_bytes;
+  s->page = mr_mem_alloc(page_bytes, 1);
+  if (!s->page)
+    rc = mr_err_set(err, MR_E_NOMEM, "out of memory for the prefix cache");
+  if (!rc)
+    rc = make_dir(s->dir, err);
   if (!rc)
     rc = make_dir(s->mine, err);
   if (rc)
     mr_prefixstore_close(s);
   else
     *out = s;
+  return rc;
+}
+
+mr_code mr_prefixstore_look(mr_prefixstore **out, const char *dir, const char *key, mr_err *err) {
+  struct stat st;
+  *out = NULL;
+  mr_code rc = new_store(out, dir, key, err);
+  if (!rc && mr_sys_now->stat((*out)->mine, &st)) {
+    mr_prefixstore_close(*out);
+    *out = NULL;
+  }
   return rc;
 }
 
@@ -94,6 +114,11 @@ static bool name_file(mr_prefixstore *s, uint64_t tokens_check) {
 
 static uint64_t check_of(uint64_t tree, const int32_t *tokens, int n) {
   return tree ^ mr_hash_64(tokens, (size_t)n * sizeof *tokens);
+}
+
+bool mr_prefixstore_has(mr_prefixstore *s, uint64_t tree, const int32_t *tokens, int n) {
+  struct stat st;
+  return name_file(s, check_of(tree, tokens, n)) && mr_sys_now->stat(s->path.data, &st) == 0;
 }
 
 static bool read_file(mr_prefixstore *s, int fd, uint64_t tree, const int32_t *tokens, int n,

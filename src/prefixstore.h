@@ -30,7 +30,11 @@ typedef struct mr_prefixstore_stats {
 /* Creates the directory (not its parents). MR_E_CANTCREATE, MR_E_NOMEM. */
 mr_code mr_prefixstore_open(mr_prefixstore **out, const char *dir, const char *key,
                             size_t page_bytes, uint64_t max_bytes, mr_err *err);
+/* Only for mr_prefixstore_has: nothing is created. *out NULL: there is no such directory. */
+mr_code mr_prefixstore_look(mr_prefixstore **out, const char *dir, const char *key, mr_err *err);
 void mr_prefixstore_close(mr_prefixstore *s); /* NULL is fine */
+/* Whether there is a file for them; what is in it is not looked at. */
+bool mr_prefixstore_has(mr_prefixstore *s, uint64_t tree, const int32_t *tokens, int n);
 bool mr_prefixstore_get(mr_prefixstore *s, uint64_t tree, const int32_t *tokens, int n, void *page);
 void mr_prefixstore_put(mr_prefixstore *s, uint64_t tree, const int32_t *tokens, int n,
                         const void *page);

@@ -13,18 +13,6 @@ typedef struct finder {
   mr_heap heap;
 } finder;
 
-/* First of special[lo, hi), all longer than `depth`, whose byte there is at least c. */
-static int32_t bound(const mr_vocab *v, int32_t lo, int32_t hi, uint32_t depth, int c) {
-  while (lo < hi) {
-    int32_t mid = lo + (hi - lo) / 2;
-    if ((uint8_t)v->blob[v->at[v->special[mid]] + depth] < c)
-      lo = mid + 1;
-    else
-      hi = mid;
-  }
-  return lo;
-}
-
 /* The longest token that stands at `at` within `room` bytes, or -1. */
 static int32_t longest(const finder *f, size_t at, size_t room) {
   const mr_vocab *v = f->v;
@@ -33,8 +21,8 @@ static int32_t longest(const finder *f, size_t at, size_t room) {
   bool control = f->parse;
   for (uint32_t depth = 0; lo < hi && depth < room; depth++) {
     if (depth) {
-      lo = bound(v, lo, hi, depth, s[depth]);
-      hi = bound(v, lo, hi, depth, s[depth] + 1);
+      lo = mr_vocab_bound(v, v->special, lo, hi, depth, s[depth]);
+      hi = mr_vocab_bound(v, v->special, lo, hi, depth, s[depth] + 1);
     }
     control = control && !(f->plain && f->plain[at + depth]);
     for (; lo < hi && mr_vocab_text(v, v->special[lo]).len == depth + 1; lo++)

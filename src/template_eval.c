@@ -18,13 +18,10 @@ tv *mr_tr_lookup(tr *r, int sym) {
 
 /* ---- calls ---- */
 
-static tv *take_keyword(tv_call *c, const char *name, size_t len, int *taken) {
-  for (int i = 0; i < c->n_kw; i++) {
-    if (c->kw[i].key->str.len != len || memcmp(c->kw[i].key->str.s, name, len) != 0)
-      continue;
-    ++*taken;
-    return c->kw[i].val;
-  }
+tv *mr_tr_keyword(const tv_call *c, const char *name, size_t len) {
+  for (int i = 0; i < c->n_kw; i++)
+    if (c->kw[i].key->str.len == len && memcmp(c->kw[i].key->str.s, name, len) == 0)
+      return c->kw[i].val;
   return NULL;
 }
 
@@ -34,7 +31,8 @@ static bool bind(tr *r, const tv_func *f, tv_call *c) {
   for (const char *s = f->params; *s; i++) {
     size_t len = strcspn(s, ",?");
     bool optional = s[len] == '?';
-    tv *named = c->n_kw ? take_keyword(c, s, len, &taken) : NULL;
+    tv *named = mr_tr_keyword(c, s, len);
+    taken += named != NULL;
     if (named && i < c->n_pos)
       return mr_tr_fail(r, "%s() got multiple values for argument '%.*s'", f->name, (int)len, s);
     c->p[i] = i < c->n_pos ? c->pos[i] : named;
@@ -109,7 +107,6 @@ static bool add_star(tr *r, const tn *n, tv_call *c) {
 
 static bool add_star_star(tr *r, const tn *n, tv_call *c) {
   tv *v = mr_tr_eval(r, n);
-  int taken = 0;
   if (!v)
     return false;
   if (v->kind != TV_DICT || v->dict.n > 1 << 20)
@@ -123,7 +120,7 @@ static bool add_star_star(tr *r, const tn *n, tv_call *c) {
     tv_pair p = v->dict.pairs[i];
     if (p.key->kind != TV_STR)
       return mr_tr_fail(r, "keywords must be strings");
-    if (take_keyword(c, p.key->str.s, p.key->str.len, &taken))
+    if (mr_tr_keyword(c, p.key->str.s, p.key->str.len))
       return mr_tr_fail(r, "got multiple values for keyword argument '%.*s'", (int)p.key->str.len,
                         p.key->str.s);
     all[(size_t)c->n_kw + i] = p;

@@ -221,14 +221,6 @@ tv *mr_tr_call_loop(tr *r, tv *loop, tv *items) {
 
 /* ---- macros ---- */
 
-static tv *macro_keyword(const tv_call *c, const tv *name) {
-  for (int i = 0; i < c->n_kw; i++)
-    if (c->kw[i].key->str.len == name->str.len &&
-        memcmp(c->kw[i].key->str.s, name->str.s, name->str.len) == 0)
-      return c->kw[i].val;
-  return NULL;
-}
-
 static bool is_param(const tr *r, const tn *n, const tv *name) {
   for (int i = 0; i < n->n_params; i++) {
     const tv *p = r->t->syms[n->params[i]].val;
@@ -282,7 +274,7 @@ static bool set_special(tr *r, const tn *n, const tv_call *c) {
 static bool set_params(tr *r, const tn *n, const tv_call *c) {
   for (int i = 0; i < n->n_params; i++) {
     const tv_sym *name = &r->t->syms[n->params[i]];
-    tv *v = macro_keyword(c, name->val);
+    tv *v = mr_tr_keyword(c, name->name, name->len);
     int k = i - (n->n_params - n->n); /* index of its default */
     if (i < c->n_pos && v)
       return mr_tr_fail(r, "macro takes no keyword argument '%.*s': it is given already",

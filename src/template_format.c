@@ -321,14 +321,6 @@ typedef struct braces {
 
 static bool braces_into(braces *p, tsb *b, size_t at, size_t end, int level);
 
-static tv *keyword(const tv_call *c, const tv *name) {
-  for (int i = 0; i < c->n_kw; i++)
-    if (c->kw[i].key->str.len == name->str.len &&
-        memcmp(c->kw[i].key->str.s, name->str.s, name->str.len) == 0)
-      return c->kw[i].val;
-  return NULL;
-}
-
 static tv *first_of_field(braces *p, tv *name) {
   tv_int i;
   if (name->str.len == 0) {
@@ -337,7 +329,7 @@ static tv *first_of_field(braces *p, tv *name) {
     i = p->next > 0 ? -1 : i;
     p->next = -1;
   } else {
-    tv *v = keyword(p->c, name);
+    tv *v = mr_tr_keyword(p->c, name->str.s, name->str.len);
     return v ? v : mr_tr_fail(p->r, "'%.*s'", (int)name->str.len, name->str.s);
   }
   if (i < 0)

@@ -316,6 +316,7 @@ tv *mr_tr_lookup(tr *r, int sym);
 tv *mr_tr_call(tr *r, tv *f, tv_call *c);
 tv *mr_tr_call_func(tr *r, const tv_func *f, tv *self, tv_call *c);
 bool mr_tr_args(tr *r, const tn_args *a, tv_call *c);
+tv *mr_tr_keyword(const tv_call *c, const char *name, size_t len); /* NULL: not given */
 tv *mr_tr_filter(tr *r, const tn *n, tv *input); /* n: FILTER; its own input is replaced when input
                                                     is given */
 

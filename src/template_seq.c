@@ -355,13 +355,6 @@ static tv *f_slice(tr *r, tv *self, tv_call *c) {
 
 /* ---- map, select ---- */
 
-static tv *keyword(const tv_call *c, const char *name) {
-  for (int i = 0; i < c->n_kw; i++)
-    if (mr_tv_is_str(c->kw[i].key, name))
-      return c->kw[i].val;
-  return NULL;
-}
-
 static const tv_func *named(tr *r, const tv *name, bool filter) {
   const tv_func *f = NULL;
   if (name->kind == TV_STR)
@@ -375,8 +368,8 @@ static const tv_func *named(tr *r, const tv *name, bool filter) {
 }
 
 static tv *f_map(tr *r, tv *self, tv_call *c) {
-  tv **items, *attribute = c->n_pos ? NULL : keyword(c, "attribute"),
-              *missing = keyword(c, "default");
+  tv **items, *attribute = c->n_pos ? NULL : mr_tr_keyword(c, "attribute", 9),
+              *missing = mr_tr_keyword(c, "default", 7);
   size_t n;
   const tv_func *f = NULL;
   if (!mr_tv_truth(self))

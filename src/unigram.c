@@ -75,18 +75,6 @@ mr_code mr_unigram_read(mr_vocab *v, const json_t *model, mr_err *err) {
 
 /* ---- encoding ---- */
 
-/* First of sorted[lo, hi), all longer than `depth`, whose byte there is at least c. */
-static int32_t bound(const mr_vocab *v, int32_t lo, int32_t hi, uint32_t depth, int c) {
-  while (lo < hi) {
-    int32_t mid = lo + (hi - lo) / 2;
-    if ((uint8_t)v->blob[v->at[v->hf->sorted[mid]] + depth] < c)
-      lo = mid + 1;
-    else
-      hi = mid;
-  }
-  return lo;
-}
-
 static void offer(step *to, double score, size_t from, int32_t id) {
   if (to->id < 0 || score > to->score)
     *to = (step){score, (uint32_t)from, id};
@@ -108,8 +96,8 @@ static bool offer_tokens(const mr_vocab *v, step *path, const char *s, size_t le
   for (uint32_t depth = 1; lo < hi && depth < len - at; depth++) {
     if (depth > 1) {
       int c = (uint8_t)s[at + depth];
-      lo = bound(v, lo, hi, depth, c);
-      hi = bound(v, lo, hi, depth, c + 1);
+      lo = mr_vocab_bound(v, h->sorted, lo, hi, depth, c);
+      hi = mr_vocab_bound(v, h->sorted, lo, hi, depth, c + 1);
     }
     if (lo < hi && mr_vocab_text(v, h->sorted[lo]).len == depth + 1) {
       int32_t id = h->sorted[lo++];

@@ -52,6 +52,18 @@ static uint32_t slot_of(const mr_vocab *v, const mr_index *x, const char *s, siz
   }
 }
 
+int32_t mr_vocab_bound(const mr_vocab *v, const int32_t *ids, int32_t lo, int32_t hi,
+                       uint32_t depth, int c) {
+  while (lo < hi) {
+    int32_t mid = lo + (hi - lo) / 2;
+    if ((uint8_t)v->blob[v->at[ids[mid]] + depth] < c)
+      lo = mid + 1;
+    else
+      hi = mid;
+  }
+  return lo;
+}
+
 int32_t mr_vocab_lookup(const mr_vocab *v, const mr_index *x, const char *s, size_t len) {
   return x->slot[slot_of(v, x, s, len)];
 }

@@ -72,6 +72,10 @@ static inline mr_str mr_vocab_text(const mr_vocab *v, int32_t id) {
 /* Id of the text in one of the indexes, or -1. */
 int32_t mr_vocab_lookup(const mr_vocab *v, const mr_index *index, const char *s, size_t len);
 
+/* First of ids[lo, hi), ids by text and all longer than `depth`, whose byte there is at least c. */
+int32_t mr_vocab_bound(const mr_vocab *v, const int32_t *ids, int32_t lo, int32_t hi,
+                       uint32_t depth, int c);
+
 /* Makes an index for n texts. 0: out of memory. */
 int mr_vocab_index_init(mr_index *index, size_t n);
 /* Of equal texts the first one stays, or the last with `replace`. */

@@ -112,6 +112,19 @@ def fifo_input(work, want):
     check("rows through a FIFO", rc == 1 and open(f"{work}/piped.jsonl", "rb").read() == want, f"exit {rc}")
 
 
+def deadlines(work, want_many):
+    """Runs of a second each: 75 in time, with rows done in each, until the job is done. Memory may differ each time."""
+    for i, (name, all_more) in enumerate((("with saved keys and values", [()]), ("without", [("--kv-disk", "0")]),
+                                          ("with other memory each time", [(), ("--kv-memory", "128KiB", "--max-batch", "3")]))):
+        out, ends, rc = f"{work}/limit-{i}.jsonl", [], 75
+        while rc == 75 and len(ends) < 60:
+            t, more = time.time(), all_more[len(ends) % len(all_more)]
+            rc = run(command(work, out, "many.jsonl", "--time-limit", "1s", *more)).returncode
+            ends.append(time.time() - t)
+        check(f"a time limit of 1 s, {name}", rc == 1 and len(ends) > 1 and max(ends[:-1]) < 5 and
+              open(out, "rb").read() == want_many, f"exit {rc}, {len(ends)} runs, the longest {max(ends):.2f} s")
+
+
 def second_signal(work, want_many):
     out = f"{work}/second.jsonl"
     p = start(command(work, out, "many.jsonl"))
@@ -242,6 +255,7 @@ def main():
         phases(work, many)
         blocked_input(work)
         fifo_input(work, few)
+        deadlines(work, many)
         second_signal(work, many)
         harmless_signals(work, many)
         two_runs(work, many)

@@ -57,6 +57,13 @@ INLINE const float *i8_weight_scales(const uint8_t *group) {
   return (const float *)(const void *)(group + HALF * GROUP);
 }
 
+/* Fetches what one row of panel p will be written to: a store that misses holds up those behind. */
+INLINE void i8_ask(const i8_gemm *g, int row, int p) {
+  const float *y = g->y + (size_t)row * g->ldy + p * NR;
+  _mm_prefetch((const char *)y, _MM_HINT_ET0);
+  _mm_prefetch((const char *)(y + HALF), _MM_HINT_ET0);
+}
+
 /* One row of half panel h into y. */
 INLINE void i8_finish(const i8_gemm *g, int row, int h, __m512 v) {
   int col = h * HALF, left = g->n - col;

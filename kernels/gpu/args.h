@@ -19,12 +19,21 @@ typedef uint16_t mr_gpu_bf16;
 #define MR_GPU_VALUES 128 /* value columns of a head that one block computes at most */
 #define MR_GPU_WARPS 4    /* of the blocks of all kernels but attention, which may have fewer */
 #define MR_GPU_ROWS 16    /* of a warp in matrix products */
-#define MR_GPU_Q8_GROUP 32
+#define MR_GPU_GROUP 32   /* weights of few bits that share a scale */
 /* of attention's shared memory: floats of a row of scores, bfloat16 of a row of weights, floats of
  * a row's state */
 #define MR_GPU_S_LD 36
 #define MR_GPU_P_LD 40
 #define MR_GPU_STAT 6
+
+/* How weights are held. INT8: int8 times a scale; INT4: 0 .. 15, two a byte, the first in the low
+ * half, times a scale, plus a least value. Scales and least values are float16 times their row's
+ * unit, for each MR_GPU_GROUP values of a row. */
+typedef enum mr_gpu_hold { MR_GPU_BF16, MR_GPU_PAIR, MR_GPU_INT8, MR_GPU_INT4 } mr_gpu_hold;
+
+/* Types of stored keys and values: mr_kv_type of kernels.h. INT8 and FP8: [PAGE, dim] codes, then
+ * [PAGE] float32 scales, for each part. */
+enum mr_gpu_kv { MR_GPU_KV_F32, MR_GPU_KV_F16, MR_GPU_KV_BF16, MR_GPU_KV_INT8, MR_GPU_KV_FP8 = 5 };
 
 enum mr_gpu_norm_kind { MR_GPU_NORM_NONE, MR_GPU_NORM_RMS, MR_GPU_NORM_LAYER };
 /* as mr_act of kernels.h, and two with parameters */
@@ -39,6 +48,12 @@ enum mr_gpu_act {
   MR_GPU_CLAMPED /* act_p: alpha, limit */
 };
 
+typedef struct mr_gpu_few { /* weights of few bits; the layout is the hold's */
+  const uint8_t *w;         /* [n, k] or [n, k / 2] */
+  const uint16_t *scales;   /* [n, k / MR_GPU_GROUP], INT4: pairs of scale and least value */
+  const float *units;       /* [n] */
+} mr_gpu_few;
+
 typedef struct mr_gpu_norm {
   const float *w, *b; /* [cols], or NULL */
   float eps;
@@ -51,6 +66,8 @@ typedef struct mr_gpu_embed {
   size_t ld;
   const mr_gpu_bf16 *w; /* [n_vocab, k] */
   size_t plane;
+  mr_gpu_few few; /* in place of w */
+  int32_t hold;
   const int32_t *token, *pos; /* [rows] */
   const float *position;      /* [context, cols], or NULL */
   float scale;
@@ -76,14 +93,20 @@ typedef struct mr_gpu_pack {
 typedef struct mr_gpu_gemm {
   const mr_gpu_bf16 *a, *w;
   size_t a_plane, w_plane;
-  const int8_t *w8;    /* in place of w: [n, k], times ... */
-  const float *scales; /* ... [n, k / MR_GPU_Q8_GROUP] */
-  const float *bias;   /* [n], or NULL */
+  mr_gpu_few few;    /* in place of w */
+  const float *bias; /* [n], or NULL */
   float *y;
   size_t ld;
   int32_t m, n, k;
   int32_t accumulate;
 } mr_gpu_gemm;
+
+/* out[n, k] = weights of few bits, each rounded as in the tiles of the products. Blocks: n. */
+typedef struct mr_gpu_widen {
+  mr_gpu_few few;
+  mr_gpu_bf16 *out;
+  int32_t k;
+} mr_gpu_widen;
 
 /* x[row] = norm(x[row]), over cols; or with t: x[row] += norm(t[row]) * scale. A block a row. */
 typedef struct mr_gpu_rows {
@@ -110,10 +133,11 @@ typedef struct mr_gpu_heads {
   float *q, *k;
   const float *v; /* NULL: k itself, once it is ready (latents) */
   size_t ld_q, ld_k, ld_v;
-  const float *q_norm, *k_norm; /* [dims], or [heads, dims] where each; or NULL */
-  const float *rope;            /* [rows, n_rot]: cosines, then sines */
-  const float *temper;          /* [rows] on q, or NULL */
-  const int32_t *pos, *page;    /* [rows]: position, and the page that holds it */
+  const float *q_norm, *k_norm;     /* [dims], or [heads, dims] where each; or NULL */
+  const float *q_norm_b, *k_norm_b; /* the same, added by layer norms; or NULL */
+  const float *rope;                /* [rows, n_rot]: cosines, then sines */
+  const float *temper;              /* [rows] on q, or NULL */
+  const int32_t *pos, *page;        /* [rows]: position, and the page that holds it */
   uint8_t *pages;
   size_t page_bytes, layer_offset, part_bytes;
   float eps, clip; /* clip 0: none */
@@ -123,7 +147,8 @@ typedef struct mr_gpu_heads {
   int32_t bare;                           /* norms where there are no weights, too */
   int32_t each, late;                     /* late: after rope */
   int32_t n_rot, rope_first, interleaved; /* n_rot 0: none */
-  int32_t wide;                           /* keys and values are float32, not bfloat16 */
+  int32_t kv;                             /* mr_gpu_kv */
+  int32_t rotate; /* keys and queries are rotated in blocks of so many (Hadamard); 0: not */
 } mr_gpu_heads;
 
 /* Query rows of one run: its rows are (token, head of the group), token by token. */
@@ -140,6 +165,7 @@ typedef struct mr_gpu_attn_shared {
   int32_t values;               /* value columns of a block, a multiple of 16 */
   int32_t q_ld, v_ld;           /* elements of a row of q and k, of v */
   uint32_t q, k, v, s, p, stat; /* byte offsets */
+  uint32_t raw, raw_part; /* keys, then values of a page as they are stored; 0: not that way */
   uint32_t bytes;
 } mr_gpu_attn_shared;
 
@@ -165,6 +191,7 @@ typedef struct mr_gpu_attn {
   int32_t group, head_dim, ys, chunks, splits; /* ys: n_kv_heads * chunks */
   int32_t window, chunk;
   int32_t warps, stages; /* stages: 2 where a page can be read ahead, else 1 */
+  int32_t kv;            /* mr_gpu_kv */
   mr_gpu_attn_shared at;
 } mr_gpu_attn;
 
@@ -187,6 +214,36 @@ typedef struct mr_gpu_dot {
   int32_t cols;
 } mr_gpu_dot;
 
+#define MR_GPU_BEST 64  /* largest values of a row that are known */
+#define MR_GPU_MASS 256 /* columns whose weights are summed together */
+#define MR_GPU_TOP_WARPS 8
+
+typedef struct mr_gpu_ask { /* of a row of logits x, whose largest value is max */
+  double u;                 /* 0 .. 1: which value is drawn by e^((x - max) * inverse); < 0: none */
+  float inverse;            /* of the temperature */
+  int32_t probe;            /* a column that is asked for; -1: none */
+} mr_gpu_ask;
+
+typedef struct mr_gpu_best {
+  double sum, total; /* of e^(x - max); of e^((x - max) * inverse) */
+  float max;
+  int32_t bad;         /* NaN, +infinity or nothing finite: the rest means nothing */
+  int32_t drawn, rank; /* -1: none; of the probe, from 1 */
+  float drawn_x, probe_x;
+  int32_t n, none; /* of those that follow, the largest first, ties to the lowest id */
+  float x[MR_GPU_BEST];
+  int32_t id[MR_GPU_BEST];
+} mr_gpu_best;
+
+/* A block a row. */
+typedef struct mr_gpu_top {
+  const float *x;
+  size_t ld;
+  const mr_gpu_ask *ask; /* [rows] */
+  mr_gpu_best *out;      /* [rows] */
+  int32_t cols;
+} mr_gpu_top;
+
 /* X(name, argument): all kernels. gemm: rows a tile, then how numbers are held. */
 #define MR_GPU_KERNELS(X)                                                                          \
   X(embed, mr_gpu_embed)                                                                           \
@@ -195,8 +252,12 @@ typedef struct mr_gpu_dot {
   X(gemm64_bf16, mr_gpu_gemm)                                                                      \
   X(gemm16_pair, mr_gpu_gemm)                                                                      \
   X(gemm64_pair, mr_gpu_gemm)                                                                      \
-  X(gemm16_q8, mr_gpu_gemm)                                                                        \
-  X(gemm64_q8, mr_gpu_gemm)                                                                        \
+  X(gemm16_int8, mr_gpu_gemm)                                                                      \
+  X(gemm64_int8, mr_gpu_gemm)                                                                      \
+  X(gemm16_int4, mr_gpu_gemm)                                                                      \
+  X(gemm64_int4, mr_gpu_gemm)                                                                      \
+  X(widen_int8, mr_gpu_widen)                                                                      \
+  X(widen_int4, mr_gpu_widen)                                                                      \
   X(norm, mr_gpu_rows)                                                                             \
   X(add, mr_gpu_rows)                                                                              \
   X(finish, mr_gpu_finish)                                                                         \
@@ -208,7 +269,8 @@ typedef struct mr_gpu_dot {
   X(merge, mr_gpu_attn)                                                                            \
   X(merge_uni, mr_gpu_attn)                                                                        \
   X(mix, mr_gpu_mix)                                                                               \
-  X(dot, mr_gpu_dot)
+  X(dot, mr_gpu_dot)                                                                               \
+  X(top, mr_gpu_top)
 
 typedef enum mr_gpu_kernel {
 #define MR_GPU_ID(name, args) MR_GPU_##name,
@@ -223,10 +285,18 @@ typedef enum mr_gpu_kernel {
 #define MR_GPU_GEMM_COLS 64
 #define MR_GPU_GEMM_STAGES 2
 
-/* planes: 1, or 2 in exact mode; q8: the raw tiles beside */
-#define MR_GPU_GEMM_SHARED(rows, planes, q8)                                                       \
-  ((size_t)MR_GPU_GEMM_STAGES * ((rows) + MR_GPU_GEMM_COLS) * MR_GPU_GEMM_LD * 2 * (planes) +      \
-   (q8) * (size_t)MR_GPU_GEMM_STAGES * MR_GPU_GEMM_COLS * (MR_GPU_K + 16))
+/* bytes of a row of raw weights in a tile */
+#define MR_GPU_RAW(hold)                                                                           \
+  ((hold) == MR_GPU_INT8 ? MR_GPU_K : (hold) == MR_GPU_INT4 ? MR_GPU_K / 2 : 0)
+/* rows of a tile; how weights are held: in exact mode two planes, with few bits the raw tiles */
+#define MR_GPU_GEMM_SHARED(rows, hold)                                                             \
+  ((size_t)MR_GPU_GEMM_STAGES *                                                                    \
+   (((size_t)(rows) + MR_GPU_GEMM_COLS) * MR_GPU_GEMM_LD * 2 * ((hold) == MR_GPU_PAIR ? 2 : 1) +   \
+    ((hold) >= MR_GPU_INT8 ? (size_t)MR_GPU_GEMM_COLS * (MR_GPU_RAW(hold) + 16) : 0)))
+
+#define MR_GPU_TOP_SHARED(cols)                                                                    \
+  (256 * 4 + MR_GPU_TOP_WARPS * 4 + 7 * 4 + MR_GPU_BEST * 8 +                                      \
+   2 * sizeof(float) * (((size_t)(cols) + MR_GPU_MASS - 1) / MR_GPU_MASS))
 
 #define MR_GPU_REDUCE_SHARED (2 * MR_GPU_WARPS * sizeof(float)) /* of kernels with a norm */
 

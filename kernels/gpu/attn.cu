@@ -12,7 +12,8 @@
  * phi, so that nothing is rescaled; a row whose maximum is further than `reach` from phi is
  * computed again in the running form (FlashDecoding++, Hong et al. 2023).
  *
- * WIDE: keys and values are float32, and every operand is a pair of bfloat16 (gemm.cu).
+ * Keys and values of any type become bfloat16 in shared memory; WIDE: a pair of them, as every
+ * operand (gemm.cu), for float32 and in exact mode.
  */
 #include "kernels/gpu/gpu.h"
 
@@ -87,40 +88,131 @@ template <bool WIDE> MR_FN void load_queries(const mr_gpu_attn &a, const attn_bl
   }
 }
 
-/* Values d0 .. d0 + cols - 1 of the heads of PAGE keys; zeros where there are none, and for keys
- * from `keys` on: nobody has written them. */
-template <bool WIDE>
-MR_FN void load_part(const mr_gpu_attn &a, mr_gpu_bf16 *to, int ld, const uint8_t *part, int d0,
-                     int cols, int keys) {
-  int step = WIDE || a.head_dim % 8 ? 1 : 8, each = cols / step;
-  for (int i = MR_THREAD; i < PAGE * each; i += a.warps * MR_WARP) {
-    int j = i / each, c = i % each * step, d = d0 + c;
-    mr_gpu_bf16 *at = to + j * ld + c;
-    bool there = j < keys && d < a.head_dim;
-    size_t from = (size_t)j * (size_t)a.head_dim + (size_t)d;
-    if (WIDE) {
-      float x = there ? ((const float *)part)[from] : 0;
-      *at = mr_narrow(x);
-      at[PAGE * ld] = mr_rest(x, *at);
-    } else if (step == 1) {
-      *at = there ? ((const mr_gpu_bf16 *)part)[from] : (mr_gpu_bf16)0;
-    } else if (there) {
-      mr_async16(at, (const mr_gpu_bf16 *)part + from);
-    } else {
-      *(mr_u128 *)at = mr_u128{{0, 0, 0, 0}};
+/* What code i of a word of stored values is, before its scale. */
+template <int KV> MR_FN float stored(uint32_t word, int i) {
+  return KV == MR_GPU_KV_F32    ? mr_float(word)
+         : KV == MR_GPU_KV_F16  ? mr_half(word >> 16 * i & 0xffffu)
+         : KV == MR_GPU_KV_BF16 ? mr_float((word >> 16 * i) << 16)
+         : KV == MR_GPU_KV_INT8 ? (float)(int8_t)(word >> 8 * i & 255u)
+                                : mr_e4m3(word >> 8 * i & 255u);
+}
+
+MR_FN uint32_t word_of(const uint8_t *part, int at, int bytes) { /* one value */
+  return bytes == 4   ? ((const uint32_t *)(const void *)part)[at]
+         : bytes == 2 ? ((const uint16_t *)(const void *)part)[at]
+                      : part[at];
+}
+
+/* Where keys or values d0 .. d0 + cols - 1 of PAGE tokens go: [PAGE, ld] in shared memory; zeros
+ * where a head has none, and for tokens from `keys` on: nobody has written them. */
+struct attn_part {
+  mr_gpu_bf16 *to;
+  int ld;
+  const uint8_t *from;
+  int d0, cols, keys;
+};
+
+/* PER values of a word at once. Not unrolled: registers are short here. */
+template <bool WIDE, int KV, int PER> MR_FN void convert(const mr_gpu_attn &a, attn_part p) {
+  enum { BYTES = KV == MR_GPU_KV_F32 ? 4 : KV < MR_GPU_KV_INT8 ? 2 : 1 };
+  const float *scales = (const float *)(const void *)(p.from + PAGE * a.head_dim);
+  MR_ROLL
+  for (int j = MR_THREAD / 16; j < PAGE; j += a.warps * MR_WARP / 16) { /* 16 threads a token */
+    bool there = j < p.keys;
+    float scale = KV >= MR_GPU_KV_INT8 && there ? scales[j] : 1;
+    MR_ROLL
+    for (int c = MR_THREAD % 16 * PER; c < p.cols; c += 16 * PER) {
+      mr_gpu_bf16 *to = p.to + j * p.ld + c;
+      int at = j * a.head_dim + p.d0 + c;
+      uint32_t word = 0;
+      if (there && p.d0 + c < a.head_dim)
+        word = PER > 1 ? ((const uint32_t *)(const void *)p.from)[at / PER]
+                       : word_of(p.from, at, BYTES);
+      MR_UNROLL
+      for (int v = 0; v < PER; v++) {
+        float x = stored<KV>(word, v) * scale;
+        to[v] = mr_narrow(x);
+        if (WIDE)
+          to[PAGE * p.ld + v] = mr_rest(x, to[v]);
+      }
     }
   }
 }
 
+/* Words of whole values where a head ends with a word. */
+template <bool WIDE, int KV> MR_FN void convert_type(const mr_gpu_attn &a, attn_part p) {
+  enum { PER = KV < MR_GPU_KV_INT8 ? 2 : 4 };
+  if (a.head_dim % PER)
+    convert<WIDE, KV, 1>(a, p);
+  else
+    convert<WIDE, KV, PER>(a, p);
+}
+
+/* Of stored values that lie in shared memory. */
+template <bool WIDE> MR_FN void convert_part(const mr_gpu_attn &a, attn_part p) {
+  if (a.kv == MR_GPU_KV_F16)
+    convert_type<WIDE, MR_GPU_KV_F16>(a, p);
+  else if (a.kv == MR_GPU_KV_BF16)
+    convert_type<WIDE, MR_GPU_KV_BF16>(a, p);
+  else if (a.kv == MR_GPU_KV_INT8)
+    convert_type<WIDE, MR_GPU_KV_INT8>(a, p);
+  else
+    convert_type<WIDE, MR_GPU_KV_FP8>(a, p);
+}
+
+/* bfloat16 as it is stored, or float32 as pairs. */
+template <bool WIDE> MR_FN void load_part(const mr_gpu_attn &a, attn_part p) {
+  if (WIDE) {
+    convert<WIDE, MR_GPU_KV_F32, 1>(a, p);
+    return;
+  }
+  int each = p.cols / 8;
+  for (int i = MR_THREAD; i < PAGE * each; i += a.warps * MR_WARP) {
+    int j = i / each, c = i % each * 8, d = p.d0 + c;
+    mr_gpu_bf16 *at = p.to + j * p.ld + c;
+    bool there = j < p.keys && d < a.head_dim;
+    if (there)
+      mr_async16(at, (const mr_gpu_bf16 *)p.from + (size_t)j * (size_t)a.head_dim + (size_t)d);
+    else
+      *(mr_u128 *)at = mr_u128{{0, 0, 0, 0}};
+  }
+}
+
+template <bool WIDE>
+MR_FN attn_part part_of(const mr_gpu_attn &a, const attn_block<WIDE> &b, bool value, int stage,
+                        const uint8_t *from, int page) {
+  int ld = value ? a.at.v_ld : a.at.q_ld, planes = attn_block<WIDE>::PLANES;
+  return attn_part{(value ? b.v : b.k) + stage * planes * PAGE * ld,
+                   ld,
+                   from,
+                   value ? b.v0 : 0,
+                   value ? a.at.values : a.at.q_ld - 8,
+                   b.last_key + 1 - page * PAGE};
+}
+
+/* A page of keys and values comes to shared memory: ready, or as it is stored (at.raw_part). */
 template <bool WIDE>
 MR_FN void load_page(const mr_gpu_attn &a, const attn_block<WIDE> &b, int page, int stage) {
   const uint8_t *k = a.pages + (size_t)a.table[b.tile.table + page] * a.page_bytes +
                      a.layer_offset + (size_t)b.kv_head * 2 * a.part_bytes;
-  int keys = b.last_key + 1 - page * PAGE, planes = attn_block<WIDE>::PLANES;
-  load_part<WIDE>(a, b.k + stage * planes * PAGE * a.at.q_ld, a.at.q_ld, k, 0, a.at.q_ld - 8, keys);
-  load_part<WIDE>(a, b.v + stage * planes * PAGE * a.at.v_ld, a.at.v_ld, k + a.part_bytes, b.v0,
-                  a.at.values, keys);
+  if (a.at.raw_part) {
+    uint8_t *to = (uint8_t *)mr_shared() + a.at.raw + (uint32_t)stage * 2 * a.at.raw_part;
+    for (uint32_t i = 16 * (uint32_t)MR_THREAD; i < 2 * a.at.raw_part;
+         i += 16 * (uint32_t)(a.warps * MR_WARP))
+      mr_async16(to + i, i < a.at.raw_part ? k + i : k + a.part_bytes + (i - a.at.raw_part));
+  } else {
+    load_part<WIDE>(a, part_of(a, b, false, stage, k, page));
+    load_part<WIDE>(a, part_of(a, b, true, stage, k + a.part_bytes, page));
+  }
   mr_async_commit();
+}
+
+/* What load_page brought as it is stored is made ready. */
+template <bool WIDE>
+MR_FN void convert_page(const mr_gpu_attn &a, const attn_block<WIDE> &b, int page, int stage) {
+  const uint8_t *k = (const uint8_t *)mr_shared() + a.at.raw + (uint32_t)stage * 2 * a.at.raw_part;
+  convert_part<WIDE>(a, part_of(a, b, false, 0, k, page));
+  convert_part<WIDE>(a, part_of(a, b, true, 0, k + a.at.raw_part, page));
 }
 
 /* ------------------------------------------------------------------ a page */
@@ -263,12 +355,18 @@ MR_FN void do_split(const mr_gpu_attn &a, const attn_block<WIDE> &b, mr_frag_c *
       mr_async_wait<0>();
     }
     MR_BARRIER();
+    int ready = stage;
+    if (a.at.raw_part) {
+      convert_page(a, b, page, stage);
+      MR_BARRIER();
+      ready = 0;
+    }
     if (busy) {
-      scores(a, b, stage);
+      scores(a, b, ready);
       MR_WARP_SYNC();
       weights<WIDE, UNI>(a, b, page);
       MR_WARP_SYNC();
-      add_values<WIDE, UNI>(a, b, acc, stage);
+      add_values<WIDE, UNI>(a, b, acc, ready);
     }
     MR_BARRIER();
     if (a.stages == 1 && page + 1 < end)

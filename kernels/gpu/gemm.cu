@@ -4,24 +4,28 @@
  * element's products are added along K in one order.
  *
  * PAIR: both sides have a second plane with what rounding left; three products then give 16 bits
- * (the fourth is below them). Q8: weights are int8 with a scale for 32, widened in the tile.
+ * (the fourth is below them). INT8, INT4: weights of few bits (few.h), rounded to bfloat16 in the
+ * tile; or all of a matrix before, for a product of many rows (widen). The same numbers either way.
  */
-#include "kernels/gpu/gpu.h"
-
-enum gemm_numbers { GEMM_BF16, GEMM_PAIR, GEMM_Q8 };
+#include "kernels/gpu/few.h"
 
 #define LD MR_GPU_GEMM_LD
 #define COLS MR_GPU_GEMM_COLS
 #define STAGES MR_GPU_GEMM_STAGES
 
 template <int ROWS, int KIND> struct gemm_shared {
-  enum { PLANES = KIND == GEMM_PAIR ? 2 : 1 };
+  enum { PLANES = KIND == MR_GPU_PAIR ? 2 : 1 };
   mr_gpu_bf16 a[STAGES][PLANES][ROWS][LD], w[STAGES][PLANES][COLS][LD];
 };
 
-struct gemm_raw { /* behind it, for Q8 */
-  int8_t w[COLS][MR_GPU_K + 16];
+template <int KIND> struct gemm_raw { /* behind it, for few bits */
+  enum { BYTES = KIND == MR_GPU_INT4 ? MR_GPU_K / 2 : MR_GPU_K };
+  uint8_t w[COLS][BYTES + 16];
 };
+
+MR_FN constexpr bool is_few(int kind) {
+  return kind == MR_GPU_INT8 || kind == MR_GPU_INT4;
+}
 
 /* Rows past the end repeat the last one: their sums are not stored. */
 template <int N>
@@ -34,37 +38,38 @@ MR_FN void stage_rows(mr_gpu_bf16 (*to)[LD], const mr_gpu_bf16 *from, int first,
   }
 }
 
-MR_FN void stage_raw(gemm_raw *to, const mr_gpu_gemm &a, int n0, int k0) {
-  for (int i = MR_THREAD; i < COLS * (MR_GPU_K / 16); i += MR_THREADS) {
-    int r = i / (MR_GPU_K / 16), c = i % (MR_GPU_K / 16) * 16;
-    int row = mr_imin(n0 + r, a.n - 1);
-    mr_async16(&to->w[r][c], a.w8 + (size_t)row * (size_t)a.k + (size_t)(k0 + c));
+template <int KIND> MR_FN void stage_raw(gemm_raw<KIND> *to, const mr_gpu_gemm &a, int n0, int k0) {
+  enum { BYTES = gemm_raw<KIND>::BYTES };
+  size_t row_bytes = (size_t)a.k / MR_GPU_K * BYTES, at = (size_t)k0 / MR_GPU_K * BYTES;
+  for (int i = MR_THREAD; i < COLS * (BYTES / 16); i += MR_THREADS) {
+    int r = i / (BYTES / 16), c = i % (BYTES / 16) * 16;
+    size_t row = (size_t)mr_imin(n0 + r, a.n - 1);
+    mr_async16(&to->w[r][c], a.few.w + row * row_bytes + at + (size_t)c);
   }
 }
 
 template <int ROWS, int KIND>
-MR_FN void stage(gemm_shared<ROWS, KIND> *s, gemm_raw *raw, int to, const mr_gpu_gemm &a, int m0,
-                 int n0, int k0) {
+MR_FN void stage(gemm_shared<ROWS, KIND> *s, gemm_raw<KIND> *raw, int to, const mr_gpu_gemm &a,
+                 int m0, int n0, int k0) {
   MR_UNROLL
   for (int p = 0; p < gemm_shared<ROWS, KIND>::PLANES; p++) {
     stage_rows<ROWS>(s->a[to][p], a.a + (size_t)p * a.a_plane, m0, a.m, a.k, k0);
-    if (KIND != GEMM_Q8)
+    if (!is_few(KIND))
       stage_rows<COLS>(s->w[to][p], a.w + (size_t)p * a.w_plane, n0, a.n, a.k, k0);
   }
-  if (KIND == GEMM_Q8)
+  if (is_few(KIND))
     stage_raw(raw + to, a, n0, k0);
   mr_async_commit();
 }
 
-MR_FN void widen(mr_gpu_bf16 (*w)[LD], const gemm_raw *raw, const mr_gpu_gemm &a, int n0, int k0) {
-  int groups = a.k / MR_GPU_Q8_GROUP;
+template <int KIND>
+MR_FN void widen_tile(mr_gpu_bf16 (*w)[LD], const gemm_raw<KIND> *raw, const mr_gpu_gemm &a, int n0,
+                      int k0) {
   for (int i = MR_THREAD; i < COLS * (MR_GPU_K / 8); i += MR_THREADS) {
     int r = i / (MR_GPU_K / 8), c = i % (MR_GPU_K / 8) * 8;
     size_t row = (size_t)mr_imin(n0 + r, a.n - 1);
-    float scale = a.scales[row * (size_t)groups + (size_t)((k0 + c) / MR_GPU_Q8_GROUP)];
-    MR_UNROLL
-    for (int j = 0; j < 8; j++)
-      w[r][c + j] = mr_narrow((float)raw->w[r][c + j] * scale);
+    few_scale scale = few_scale_of<KIND>(a.few, row, a.k, k0 + c);
+    *(mr_u128 *)&w[r][c] = few_round8<KIND>(raw->w[r] + few_bytes<KIND>(c), scale);
   }
 }
 
@@ -75,14 +80,14 @@ MR_FN void multiply(mr_frag_c *c, const gemm_shared<ROWS, KIND> *s, int at, int 
   for (int k = 0; k < MR_GPU_K; k += 16) {
     mr_frag_a high, low;
     mr_load_a(high, &s->a[at][0][row][k], LD);
-    if (KIND == GEMM_PAIR)
+    if (KIND == MR_GPU_PAIR)
       mr_load_a(low, &s->a[at][gemm_shared<ROWS, KIND>::PLANES - 1][row][k], LD);
     MR_UNROLL
     for (int t = 0; t < TILES; t++) {
       mr_frag_b w;
       mr_load_b(w, &s->w[at][0][col + 16 * t][k], LD);
       mr_mma(c[t], high, w);
-      if (KIND == GEMM_PAIR) {
+      if (KIND == MR_GPU_PAIR) {
         mr_mma(c[t], low, w);
         mr_load_b(w, &s->w[at][gemm_shared<ROWS, KIND>::PLANES - 1][col + 16 * t][k], LD);
         mr_mma(c[t], high, w);
@@ -107,7 +112,7 @@ template <int ROWS, int KIND> MR_FN void gemm(const mr_gpu_gemm &a) {
   /* 16 rows: the warps share the columns; 64: the rows */
   enum { TILES = ROWS == 16 ? 1 : COLS / 16 };
   gemm_shared<ROWS, KIND> *s = (gemm_shared<ROWS, KIND> *)mr_shared();
-  gemm_raw *raw = (gemm_raw *)(s + 1);
+  gemm_raw<KIND> *raw = (gemm_raw<KIND> *)(s + 1);
   int n0 = MR_BLOCK(0) * COLS, m0 = MR_BLOCK(1) * ROWS, steps = a.k / MR_GPU_K;
   int warp = MR_THREAD / MR_WARP, row = ROWS == 16 ? 0 : 16 * warp,
       col = ROWS == 16 ? 16 * warp : 0;
@@ -124,8 +129,8 @@ template <int ROWS, int KIND> MR_FN void gemm(const mr_gpu_gemm &a) {
       mr_async_wait<0>();
     }
     MR_BARRIER();
-    if (KIND == GEMM_Q8) {
-      widen(s->w[i % STAGES][0], raw + i % STAGES, a, n0, i * MR_GPU_K);
+    if (is_few(KIND)) {
+      widen_tile(s->w[i % STAGES][0], raw + i % STAGES, a, n0, i * MR_GPU_K);
       MR_BARRIER();
     }
     if (m0 + row < a.m)
@@ -142,20 +147,41 @@ template <int ROWS, int KIND> MR_FN void gemm(const mr_gpu_gemm &a) {
 #undef STAGES
 
 MR_GPU_KERNEL(gemm16_bf16, mr_gpu_gemm, MR_GPU_WARPS) {
-  gemm<16, GEMM_BF16>(a);
+  gemm<16, MR_GPU_BF16>(a);
 }
 MR_GPU_KERNEL(gemm64_bf16, mr_gpu_gemm, MR_GPU_WARPS) {
-  gemm<64, GEMM_BF16>(a);
+  gemm<64, MR_GPU_BF16>(a);
 }
 MR_GPU_KERNEL(gemm16_pair, mr_gpu_gemm, MR_GPU_WARPS) {
-  gemm<16, GEMM_PAIR>(a);
+  gemm<16, MR_GPU_PAIR>(a);
 }
 MR_GPU_KERNEL(gemm64_pair, mr_gpu_gemm, MR_GPU_WARPS) {
-  gemm<64, GEMM_PAIR>(a);
+  gemm<64, MR_GPU_PAIR>(a);
 }
-MR_GPU_KERNEL(gemm16_q8, mr_gpu_gemm, MR_GPU_WARPS) {
-  gemm<16, GEMM_Q8>(a);
+MR_GPU_KERNEL(gemm16_int8, mr_gpu_gemm, MR_GPU_WARPS) {
+  gemm<16, MR_GPU_INT8>(a);
 }
-MR_GPU_KERNEL(gemm64_q8, mr_gpu_gemm, MR_GPU_WARPS) {
-  gemm<64, GEMM_Q8>(a);
+MR_GPU_KERNEL(gemm64_int8, mr_gpu_gemm, MR_GPU_WARPS) {
+  gemm<64, MR_GPU_INT8>(a);
+}
+MR_GPU_KERNEL(gemm16_int4, mr_gpu_gemm, MR_GPU_WARPS) {
+  gemm<16, MR_GPU_INT4>(a);
+}
+MR_GPU_KERNEL(gemm64_int4, mr_gpu_gemm, MR_GPU_WARPS) {
+  gemm<64, MR_GPU_INT4>(a);
+}
+
+template <int KIND> MR_FN void widen(const mr_gpu_widen &a) {
+  size_t row = (size_t)MR_BLOCK(0), k = (size_t)a.k;
+  const uint8_t *from = a.few.w + row * few_bytes<KIND>(k);
+  for (int c = 8 * MR_THREAD; c < a.k; c += 8 * MR_THREADS)
+    *(mr_u128 *)(a.out + row * k + (size_t)c) =
+        few_round8<KIND>(from + few_bytes<KIND>((size_t)c), few_scale_of<KIND>(a.few, row, a.k, c));
+}
+
+MR_GPU_KERNEL(widen_int8, mr_gpu_widen, MR_GPU_WARPS) {
+  widen<MR_GPU_INT8>(a);
+}
+MR_GPU_KERNEL(widen_int4, mr_gpu_widen, MR_GPU_WARPS) {
+  widen<MR_GPU_INT4>(a);
 }

@@ -52,6 +52,7 @@
 #endif
 
 #define MR_UNROLL _Pragma("unroll")
+#define MR_ROLL _Pragma("unroll 1")
 #define MR_THREADS (MR_GPU_WARPS * MR_WARP)
 
 /* ------------------------------------------------------------------ kernels, threads, barriers */
@@ -66,6 +67,8 @@
   static void name##_body(const arg &a)
 #undef MR_UNROLL
 #define MR_UNROLL
+#undef MR_ROLL
+#define MR_ROLL
 #define MR_THREAD (mr_emu_here.fiber->thread)
 #define MR_LANE (mr_emu_here.fiber->lane)
 #define MR_BLOCK(i) (mr_emu_here.block[i])
@@ -77,7 +80,7 @@ MR_FN void *mr_shared() {
 #elif defined(MR_CUDA)
 #define MR_FN __device__ static __forceinline__
 #define MR_GPU_KERNEL(name, arg, warps)                                                            \
-  extern "C" __global__ void __launch_bounds__((warps)*MR_WARP) mr_k_##name(const arg a)
+  extern "C" __global__ void __launch_bounds__((warps)*MR_WARP, 2) mr_k_##name(const arg a)
 #define MR_THREAD ((int)threadIdx.x)
 #define MR_LANE ((int)(threadIdx.x % MR_WARP))
 #define MR_BLOCK(i) ((int)((i) == 0 ? blockIdx.x : (i) == 1 ? blockIdx.y : blockIdx.z))
@@ -195,6 +198,38 @@ MR_FN mr_gpu_bf16 mr_rest(float f, mr_gpu_bf16 rounded) {
   return mr_abs(f) < 3e38f ? mr_narrow(rest) : (mr_gpu_bf16)0;
 }
 
+/* float16; an infinity and NaN stay what they are. */
+MR_FN float mr_half(uint32_t h) {
+  float x = mr_float((h & 0x7fffu) << 13) * 0x1p112f;
+  uint32_t u = (h & 0x7c00u) == 0x7c00u ? 0x7f800000u | (h & 0x3ffu) << 13 : mr_bits(x);
+  return mr_float(u | (h & 0x8000u) << 16);
+}
+/* To nearest, ties to even; past the largest one: infinity. */
+MR_FN uint16_t mr_to_half(float f) {
+  uint32_t u = mr_bits(f), sign = u >> 16 & 0x8000u, low = u & 0x7fffffffu;
+  if (low > 0x7f800000u)
+    return (uint16_t)(sign | 0x7e00u);
+  if (low >= 0x477ff000u)
+    return (uint16_t)(sign | 0x7c00u);
+  if (low < 0x38800000u) /* steps of 2^-24: those of a float32 in 0.5 .. 1 */
+    return (uint16_t)(sign | (mr_bits(mr_float(low) + 0.5f) - 0x3f000000u));
+  return (uint16_t)(sign | (low - 0x38000000u + 0xfffu + (low >> 13 & 1)) >> 13);
+}
+
+/* E4M3 without its subnormal numbers: codes of |x| <= 448. */
+MR_FN float mr_e4m3(uint32_t code) {
+  uint32_t low = code & 0x7fu;
+  return low < 8 ? 0 : mr_float(((low << 20) + (120u << 23)) | (code & 0x80u) << 24);
+}
+MR_FN uint32_t mr_to_e4m3(float f) {
+  uint32_t u = mr_bits(f), low = u & 0x7fffffffu;
+  if (low < 0x3c800000u) /* 2^-6, the least: to it or to zero */
+    low = low <= 0x3c000000u ? 0 : 8;
+  else
+    low = (low + 0x7ffffu + (low >> 20 & 1) - (120u << 23)) >> 20;
+  return low | (u >> 24 & 0x80u);
+}
+
 MR_FN float mr_tanh(float x) {
   float u = mr_abs(x), x2 = x * x;
   if (u < 0.1f)
@@ -258,6 +293,13 @@ MR_FN float mr_warp_sum(float x) {
   return x;
 }
 
+MR_FN float mr_warp_max(float x) {
+  MR_UNROLL
+  for (int m = MR_WARP / 2; m; m /= 2)
+    x = mr_max(x, mr_warp_xor(x, m));
+  return x;
+}
+
 /* Sum over the block of MR_GPU_WARPS warps, the same in all threads. room: [MR_GPU_WARPS] shared,
  * free again after the next barrier. */
 MR_FN float mr_block_sum(float x, float *room) {
@@ -272,11 +314,26 @@ MR_FN float mr_block_sum(float x, float *room) {
   return x;
 }
 
+/* One more in a counter of shared memory; what it was. */
+#if defined(MR_EMU)
+MR_FN int mr_count(int32_t *p) {
+  return (*p)++;
+}
+#elif defined(MR_CUDA)
+MR_FN int mr_count(int32_t *p) {
+  return atomicAdd(p, 1);
+}
+#else
+MR_FN int mr_count(int32_t *p) {
+  return __hip_atomic_fetch_add(p, 1, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
+#endif
+
 /* ------------------------------------------------------------------ copies to shared memory */
 
 struct mr_u128 {
   uint32_t v[4];
-} __attribute__((aligned(16)));
+} __attribute__((aligned(16), may_alias));
 
 #if defined(MR_EMU)
 MR_FN void mr_async16(void *shared, const void *global) {

@@ -1,6 +1,6 @@
 /* rows.cu: passes over rows: embedding, norms, activations, packing for the matrix products. A
  * block works on a row; sums go over its threads in one order, so a row's bits are its own. */
-#include "kernels/gpu/gpu.h"
+#include "kernels/gpu/few.h"
 
 /* ------------------------------------------------------------------ norms */
 
@@ -105,16 +105,21 @@ MR_GPU_KERNEL(pack, mr_gpu_pack, MR_GPU_WARPS) {
 
 /* ------------------------------------------------------------------ the rest */
 
+MR_FN float embedding(const mr_gpu_embed &a, size_t row, int i) {
+  size_t at = row * (size_t)a.k + (size_t)i;
+  if (a.hold == MR_GPU_INT8)
+    return few_one<MR_GPU_INT8>(a.few, row, a.k, i);
+  if (a.hold == MR_GPU_INT4)
+    return few_one<MR_GPU_INT4>(a.few, row, a.k, i);
+  return a.plane ? mr_wide(a.w[at]) + mr_wide(a.w[a.plane + at]) : mr_wide(a.w[at]);
+}
+
 MR_GPU_KERNEL(embed, mr_gpu_embed, MR_GPU_WARPS) {
   int row = MR_BLOCK(0);
   float *x = a.x + (size_t)row * a.ld;
-  const mr_gpu_bf16 *w = a.w + (size_t)a.token[row] * (size_t)a.k;
   const float *position = a.position ? a.position + (size_t)a.pos[row] * (size_t)a.cols : 0;
   for (int i = MR_THREAD; i < a.cols; i += MR_THREADS) {
-    float y = mr_wide(w[i]);
-    if (a.plane)
-      y += mr_wide(w[a.plane + (size_t)i]);
-    y *= a.scale;
+    float y = embedding(a, (size_t)a.token[row], i) * a.scale;
     x[i] = position ? y + position[i] : y;
   }
 }

@@ -18,12 +18,23 @@ static uint32_t place(uint32_t *at, size_t bytes) {
   return here;
 }
 
+/* Bytes of a page's keys or values that are converted in shared memory; 0: they come there as they
+ * are needed. */
+static uint32_t raw_bytes(const mr_gpu_attn *a, bool wide) {
+  uint32_t n = (uint32_t)MR_GPU_PAGE * (uint32_t)a->head_dim;
+  if (a->kv == MR_GPU_KV_F32 || (a->kv == MR_GPU_KV_BF16 && !wide && a->head_dim % 8 == 0))
+    return 0;
+  return a->kv < MR_GPU_KV_INT8 ? 2 * n : n + MR_GPU_PAGE * (uint32_t)sizeof(float);
+}
+
 static bool lay_out(mr_gpu_attn *a, bool wide, size_t most) {
   size_t planes = wide ? 2 : 1, rows = 16 * (size_t)a->warps, stages = (size_t)a->stages;
+  size_t ready = a->at.raw_part ? 1 : stages;
   uint32_t end = 0;
   a->at.q = place(&end, planes * rows * (size_t)a->at.q_ld * 2);
-  a->at.k = place(&end, stages * planes * MR_GPU_PAGE * (size_t)a->at.q_ld * 2);
-  a->at.v = place(&end, stages * planes * MR_GPU_PAGE * (size_t)a->at.v_ld * 2);
+  a->at.k = place(&end, ready * planes * MR_GPU_PAGE * (size_t)a->at.q_ld * 2);
+  a->at.v = place(&end, ready * planes * MR_GPU_PAGE * (size_t)a->at.v_ld * 2);
+  a->at.raw = place(&end, 2 * stages * a->at.raw_part);
   a->at.s = place(&end, rows * MR_GPU_S_LD * sizeof(float));
   a->at.p = place(&end, planes * rows * MR_GPU_P_LD * 2);
   a->at.stat = place(&end, rows * MR_GPU_STAT * sizeof(float));
@@ -37,6 +48,7 @@ bool mr_gpu_attn_fit(mr_gpu_attn *a, bool wide, size_t most) {
   a->at.values = dim < MR_GPU_VALUES ? dim : MR_GPU_VALUES;
   a->at.q_ld = dim + 8; /* 16 bytes on: rows begin in different banks */
   a->at.v_ld = a->at.values + 8;
+  a->at.raw_part = raw_bytes(a, wide);
   for (a->stages = 2; a->stages > 0; a->stages--)
     if (lay_out(a, wide, most))
       return true;

@@ -1,11 +1,17 @@
 /* attn.h: paged attention on vectors, after a vec*.h; see kernels.h.
  *
- * A K part is transposed, [head_dim][32], so that lanes are keys; a V part is [32][head_dim]. All
- * query heads of one kv head and all tokens of a tile (its rows: token by token, head by head) meet
- * a block of 32 keys while it is in cache: scores = q K; a running maximum and sum for each row
- * (online softmax, Milakov and Gimelshein 2018); then out = out * shrink + p V. Blocks go up from
- * position 0. A row meets exactly the blocks that hold a key it sees, so what it computes does not
- * depend on the rows beside it: a masked key has p = 0, which changes no sum.
+ * A K part is transposed, [head_dim][32], so that lanes are keys; a V part is [32][head_dim]. Rows
+ * are the query heads of one kv head, for each token of the call. They meet keys a span at a time:
+ * SPAN blocks, from fixed positions: all scores = q K; a running maximum and sum for each row
+ * (online softmax, Milakov and Gimelshein 2018); then out = out * shrink + p V, all in tiles of
+ * rows that stay in registers. Few rows (decoding) read the parts as they are stored, each once,
+ * and ask for parts to come meanwhile, as memory is what they wait for; for more rows K and V are
+ * made float32 once a span, in the cache.
+ *
+ * A score is one chain of fused multiply-adds along head_dim, an output one along the keys. A row
+ * meets the spans that hold a key it sees, from position 0 up, and a masked key has p = 0, which
+ * changes no sum. So what a row computes does not depend on the rows beside it. exp is 2^x: scores
+ * are scaled by log2(e) beforehand.
  */
 #ifndef MR_KERNELS_SIMD_ATTN_H
 #define MR_KERNELS_SIMD_ATTN_H
@@ -16,230 +22,500 @@
 #include "kernels/simd/kv.h"
 #include "kernels/simd/math.h"
 
-typedef struct attn_work { /* pointers into the caller's scratch; rows = tokens of the tile * heads
-                              of the group */
-  const mr_attn *a;
-  int kv_head, group, q0, rows;
-  size_t dim;          /* head_dim rounded up to 16: distance of rows in q and out */
-  float *q, *out;      /* [rows, dim] */
-  float *s;            /* [rows, 32]: scores, then p */
+#define SPAN MR_ATTN_SPAN
+#define KEYS (SPAN * BLOCK)
+#define LOG2E 1.44269504f
+
+typedef struct attn_work { /* rows: token by token, head by head */
+  const mr_attn *a;        /* what all tokens have in common */
+  int kv_head, group, dim;
+  size_t ld; /* dim rounded up to 16: distance of rows in q and out */
+  int pos[MR_ATTN_TILE];
+  /* in the caller's scratch */
+  float *q, *out;      /* [rows, ld] */
+  float *s;            /* [rows, KEYS]: scores, then p */
   float *sum;          /* [rows, 16]: lane sums of p */
   float *max, *shrink; /* [rows] */
-  float *kf, *vf;      /* one block as float32: [head_dim][32], [32][head_dim] */
+  float *k, *v;        /* [dim][32], [KEYS][dim]: a block and a span as float32 */
 } attn_work;
 
-typedef struct attn_tile { /* c = (shrink ? c * shrink : 0) + a b */
-  const float *a;
-  size_t lda;
-  const void *b;
-  size_t ldb;
-  float *c;
-  size_t ldc;
-  const float *shrink;
-  int k;
+typedef struct attn_span { /* the blocks that rows meet at once */
+  int base, n;             /* first position; blocks */
+  const uint8_t *k[SPAN], *v[SPAN], *k_ahead[SPAN], *v_ahead[SPAN];
+  mr_kv_type type[SPAN];
+} attn_span;
+
+typedef struct attn_tile { /* rows r0..r1-1, and the keys of the span that one of them sees */
+  int r0, r1, t0, t1;      /* tokens t0..t1-1 */
+  int from, to;            /* blocks */
+  int keys;                /* up to here, from the span's base */
+  int clear, unclear;      /* blocks between them are seen whole by all rows */
 } attn_tile;
 
-V_INLINE void attn_rows(const attn_tile *t, int rows, int nv, mr_kv_type type, int col, int cols) {
+/* ------------------------------------------------------------------ products of a tile */
+/* Types whose parts a tile reads as they are. */
+static int attn_direct(mr_kv_type type) {
+  return type <= MR_KV_INT8;
+}
+
+/* Vector at element i of values or codes. */
+V_INLINE vf attn_load(const uint8_t *b, size_t i, mr_kv_type type) {
+  return type == MR_KV_INT8 ? vload_i8(b + i) : tile_load(b, i, type, VL);
+}
+
+V_INLINE size_t attn_bytes(size_t n, mr_kv_type type) {
+  return n * (type == MR_KV_F32 ? 4 : type == MR_KV_INT8 ? 1 : 2);
+}
+
+/* Asks for what lies at the same place of a part that comes later. */
+V_INLINE void attn_ask(const uint8_t *ahead, size_t at, int n, mr_kv_type type) {
+  if (type == MR_KV_F32)
+    return;
+  for (size_t i = 0; i < attn_bytes((size_t)n, type); i += 64)
+    _mm_prefetch((const char *)ahead + attn_bytes(at, type) + i, _MM_HINT_T1);
+}
+
+typedef struct attn_product {
+  const attn_work *w;
+  const attn_tile *t;
+  const uint8_t *k, *k_ahead, *const *v, *const *v_ahead;
+  int block;
+} attn_product;
+
+/* s[rows][VL * 2 keys] = q[rows][dim] k[dim][keys] */
+V_INLINE void attn_qk_tile(const attn_product *x, int rows, int col, mr_kv_type type) {
   vf acc[8][2];
-  float *c = t->c + col;
-  UNROLL for (int i = 0; i < rows; i++) {
-    acc[i][0] = acc[i][1] = vzero();
-    if (t->shrink == NULL)
-      continue;
-    vf s = vset1(t->shrink[i]);
-    acc[i][0] = vmul(vload(c + (size_t)i * t->ldc), s);
-    if (nv == 2)
-      acc[i][1] = vmul(vload(c + (size_t)i * t->ldc + VL), s);
+  const attn_work *w = x->w;
+  size_t ld = w->ld;
+  const float *q = w->q + (size_t)x->t->r0 * ld;
+  float *s = w->s + (size_t)x->t->r0 * KEYS + x->block * BLOCK + col;
+  const uint8_t *k = x->k, *ahead = x->k_ahead;
+  UNROLL for (int i = 0; i < rows; i++) acc[i][0] = acc[i][1] = vzero();
+  for (int d = 0, dim = w->dim; d < dim; d++) {
+    size_t at = (size_t)d * BLOCK + (size_t)col;
+    vf k0 = attn_load(k, at, type), k1 = attn_load(k, at + VL, type);
+    attn_ask(ahead, at, 2 * VL, type);
+    UNROLL for (int i = 0; i < rows; i++) {
+      vf y = vset1(q[(size_t)i * ld + (size_t)d]);
+      acc[i][0] = vfma(y, k0, acc[i][0]);
+      acc[i][1] = vfma(y, k1, acc[i][1]);
+    }
   }
-  const char *b = (const char *)t->b + (size_t)col * (type == MR_KV_F32 ? 4 : 2);
-  tile_sum(acc, rows, nv, type, t->a, t->lda, b, t->ldb, t->k, cols);
   UNROLL for (int i = 0; i < rows; i++) {
-    vstore(c + (size_t)i * t->ldc, acc[i][0]);
-    if (nv == 2)
-      vstore(c + (size_t)i * t->ldc + VL, acc[i][1]);
+    vstore(s + i * KEYS, acc[i][0]);
+    vstore(s + i * KEYS + VL, acc[i][1]);
   }
 }
 
-#define ATTN_TILE(NAME, TYPE)                                                                      \
-  static void NAME(const attn_tile *t, int rows, int n) {                                          \
-    int col = 0;                                                                                   \
-    for (; col + 2 * VL <= n; col += 2 * VL) {                                                     \
-      TILE_SWITCH(rows, TYPE##_WIDE)                                                               \
-    }                                                                                              \
-    for (; col < n; col += VL) {                                                                   \
-      TILE_SWITCH(rows, TYPE##_NARROW)                                                             \
-    }                                                                                              \
+/* nv vectors of out from column col on, `cols` lanes of the last */
+V_INLINE void attn_pv_tile(const attn_product *x, int rows, int nv, int col, int cols,
+                           mr_kv_type type) {
+  vf acc[8][4], b[4];
+  const attn_work *w = x->w;
+  const attn_tile *t = x->t;
+  size_t ld = w->ld, dim = (size_t)w->dim;
+  float *out = w->out + (size_t)t->r0 * ld + col;
+  UNROLL for (int i = 0; i < rows; i++) {
+    vf shrink = vset1(w->shrink[t->r0 + i]);
+    UNROLL for (int j = 0; j < nv; j++) acc[i][j] =
+        vmul(vload(out + (size_t)i * ld + j * VL), shrink);
   }
-#define F32_WIDE(R) attn_rows(t, R, 2, MR_KV_F32, col, VL)
-#define F16_WIDE(R) attn_rows(t, R, 2, MR_KV_F16, col, VL)
-#define BF16_WIDE(R) attn_rows(t, R, 2, MR_KV_BF16, col, VL)
-#define F32_NARROW(R) attn_rows(t, R, 1, MR_KV_F32, col, n - col < VL ? n - col : VL)
-#define F16_NARROW(R) attn_rows(t, R, 1, MR_KV_F16, col, n - col < VL ? n - col : VL)
-#define BF16_NARROW(R) attn_rows(t, R, 1, MR_KV_BF16, col, n - col < VL ? n - col : VL)
-ATTN_TILE(attn_tile_f32, F32)
-ATTN_TILE(attn_tile_f16, F16)
-ATTN_TILE(attn_tile_bf16, BF16)
-
-/* c[rows, n] for rows r0..r1-1 of the arrays in t */
-static void attn_product(attn_tile t, int r0, int r1, int n, mr_kv_type type) {
-  int tiles = (r1 - r0 + TILE_ROWS - 1) / TILE_ROWS;
-  const attn_tile all = t;
-  for (int i = 0, r = r0; i < tiles; i++) {
-    int next = r0 + (r1 - r0) * (i + 1) / tiles;
-    t.a = all.a + (size_t)r * all.lda;
-    t.c = all.c + (size_t)r * all.ldc;
-    if (all.shrink != NULL)
-      t.shrink = all.shrink + r;
-    if (type == MR_KV_F16)
-      attn_tile_f16(&t, next - r, n);
-    else if (type == MR_KV_BF16)
-      attn_tile_bf16(&t, next - r, n);
-    else
-      attn_tile_f32(&t, next - r, n);
-    r = next;
+  for (int n = t->from; n < t->to; n++) {
+    const uint8_t *v = x->v[n], *ahead = x->v_ahead[n];
+    const float *p = w->s + (size_t)t->r0 * KEYS + n * BLOCK;
+    int keys = t->keys - n * BLOCK < BLOCK ? t->keys - n * BLOCK : BLOCK;
+    size_t at = (size_t)col;
+    for (int l = 0; l < keys; l++, at += dim) {
+      UNROLL for (int j = 0; j < nv; j++) b[j] =
+          cols == VL ? attn_load(v, at + j * VL, type)
+                     : vload_n((const float *)(const void *)v + at, cols);
+      attn_ask(ahead, at, nv * VL, type);
+      UNROLL for (int i = 0; i < rows; i++) {
+        vf y = vset1(p[i * KEYS + l]);
+        UNROLL for (int j = 0; j < nv; j++) acc[i][j] = vfma(y, b[j], acc[i][j]);
+      }
+    }
+    for (int l = keys; l < BLOCK; l++, at += dim)
+      attn_ask(ahead, at, nv * VL, type);
   }
+  UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < nv; j++)
+      vstore(out + (size_t)i * ld + j * VL, acc[i][j]);
 }
 
-/* softcap, slope and mask of one row's scores of the block at base; returns their maximum */
-V_INLINE float attn_scores(const mr_attn *a, float *s, int pos, int first, int head, int base) {
-  vf lo = vset1((float)(first - base)), hi = vset1((float)(pos + 1 - base));
-  vf none = vset1(-INFINITY), max = none;
-  int all = first <= base && pos + 1 - base >= BLOCK;
+#define ATTN_PRODUCTS(NAME, TYPE)                                                                  \
+  static void attn_qk_##NAME(const attn_product *x) {                                              \
+    for (int col = 0; col < BLOCK; col += 2 * VL) {                                                \
+      TILE_SWITCH(x->t->r1 - x->t->r0, TYPE##_QK)                                                  \
+    }                                                                                              \
+  }                                                                                                \
+  static int attn_pv_##NAME(const attn_product *x) {                                               \
+    int col = 0, dim = x->w->dim;                                                                  \
+    for (; x->t->r1 - x->t->r0 <= TILE_ROWS / 2 && col + 4 * VL <= dim; col += 4 * VL) {           \
+      TILE_SWITCH_HALF(x->t->r1 - x->t->r0, TYPE##_PV4)                                            \
+    }                                                                                              \
+    for (; col + 2 * VL <= dim; col += 2 * VL) {                                                   \
+      TILE_SWITCH(x->t->r1 - x->t->r0, TYPE##_PV2)                                                 \
+    }                                                                                              \
+    return col;                                                                                    \
+  }
+#define TILE_SWITCH_HALF(n, CALL)                                                                  \
+  switch (n) {                                                                                     \
+  case 1:                                                                                          \
+    CALL(1);                                                                                       \
+    break;                                                                                         \
+  case 2:                                                                                          \
+    CALL(2);                                                                                       \
+    break;                                                                                         \
+  case 3:                                                                                          \
+    CALL(3);                                                                                       \
+    break;                                                                                         \
+  default:                                                                                         \
+    CALL(TILE_ROWS / 2);                                                                           \
+    break;                                                                                         \
+  }
+#define F32_QK(R) attn_qk_tile(x, R, col, MR_KV_F32)
+#define F16_QK(R) attn_qk_tile(x, R, col, MR_KV_F16)
+#define BF16_QK(R) attn_qk_tile(x, R, col, MR_KV_BF16)
+#define I8_QK(R) attn_qk_tile(x, R, col, MR_KV_INT8)
+#define F32_PV4(R) attn_pv_tile(x, R, 4, col, VL, MR_KV_F32)
+#define F16_PV4(R) attn_pv_tile(x, R, 4, col, VL, MR_KV_F16)
+#define BF16_PV4(R) attn_pv_tile(x, R, 4, col, VL, MR_KV_BF16)
+#define I8_PV4(R) attn_pv_tile(x, R, 4, col, VL, MR_KV_INT8)
+#define F32_PV2(R) attn_pv_tile(x, R, 2, col, VL, MR_KV_F32)
+#define F16_PV2(R) attn_pv_tile(x, R, 2, col, VL, MR_KV_F16)
+#define BF16_PV2(R) attn_pv_tile(x, R, 2, col, VL, MR_KV_BF16)
+#define I8_PV2(R) attn_pv_tile(x, R, 2, col, VL, MR_KV_INT8)
+ATTN_PRODUCTS(f32, F32)
+ATTN_PRODUCTS(f16, F16)
+ATTN_PRODUCTS(bf16, BF16)
+ATTN_PRODUCTS(i8, I8)
+
+static void attn_qk(const attn_product *x, mr_kv_type type) {
+  if (type == MR_KV_F16)
+    attn_qk_f16(x);
+  else if (type == MR_KV_BF16)
+    attn_qk_bf16(x);
+  else if (type == MR_KV_INT8)
+    attn_qk_i8(x);
+  else
+    attn_qk_f32(x);
+}
+
+static void attn_pv(const attn_product *x, mr_kv_type type) {
+  int col, dim = x->w->dim;
+  if (type == MR_KV_F16)
+    col = attn_pv_f16(x);
+  else if (type == MR_KV_BF16)
+    col = attn_pv_bf16(x);
+  else if (type == MR_KV_INT8)
+    col = attn_pv_i8(x);
+  else
+    col = attn_pv_f32(x);
+#define PV(R) attn_pv_tile(x, R, 1, col, dim - col < VL ? dim - col : VL, MR_KV_F32)
+  for (; col < dim; col += VL) {
+    TILE_SWITCH(x->t->r1 - x->t->r0, PV)
+  }
+#undef PV
+}
+
+/* ------------------------------------------------------------------ softmax */
+/* Scales, softcap, slopes and mask of one row's scores of block i of the span. */
+V_INLINE void attn_shape(const attn_work *w, const attn_span *sp, int i, int row) {
+  const mr_attn *a = w->a;
+  int pos = w->pos[row / w->group], head = w->kv_head * w->group + row % w->group;
+  int base = sp->base + i * BLOCK;
+  float *s = w->s + (size_t)row * KEYS + i * BLOCK;
+  vf lo = vset1((float)(mr_attn_first(a, pos) - base)), hi = vset1((float)(pos + 1 - base));
+  vf none = vset1(-INFINITY);
   for (int j = 0; j < BLOCK; j += VL) {
     vf v = vload(s + j), lane = vadd(viota(), vset1((float)j));
-    if (a->softcap > 0.0f) {
-      vf cap = vset1(a->softcap);
-      v = vmul(cap, vtanh(vdiv(v, cap)));
-    }
+    if (mr_kvq_is_8bit(sp->type[i]))
+      v = vmul(v, vload(mr_kvq_scales_of(sp->k[i], w->dim) + j));
+    if (a->softcap > 0.0f)
+      v = vmul(vset1(a->softcap * LOG2E), vtanh(vdiv(v, vset1(a->softcap))));
     if (a->slopes != NULL)
-      v = vfma(vset1(a->slopes[head]), vadd(lane, vset1((float)(base - pos))), v);
-    if (!all)
-      v = vselect_lt(lane, hi, vselect_lt(lane, lo, none, v), none);
-    vstore(s + j, v);
-    max = vmax(max, v);
+      v = vfma(vset1(a->slopes[head] * LOG2E), vadd(lane, vset1((float)(base - pos))), v);
+    vstore(s + j, vselect_lt(lane, hi, vselect_lt(lane, lo, none, v), none));
   }
-  return vreduce_max(max);
 }
 
-/* New maximum of each row; shrink gets the exponent of what its sums so far are worth. */
-static void attn_maxima(const attn_work *w, int t0, int t1, int base) {
-  const mr_attn *a = w->a;
-  for (int t = t0, r = t0 * w->group; t < t1; t++) {
-    int pos = a->pos0 + w->q0 + t, first = mr_attn_first(a, pos);
-    for (int h = w->kv_head * w->group; h < (w->kv_head + 1) * w->group; h++, r++) {
-      float m = attn_scores(a, w->s + (size_t)r * BLOCK, pos, first, h, base), old = w->max[r];
-      w->max[r] = m > old ? m : old;
-      w->shrink[r] = old - w->max[r];
+/* New maxima of a tile's rows, and what their sums so far are worth. */
+static void attn_maxima(const attn_work *w, const attn_tile *t) {
+  for (int r = t->r0; r < t->r1; r++) {
+    const float *s = w->s + (size_t)r * KEYS;
+    vf max = vload(s + t->from * BLOCK);
+    for (int j = t->from * BLOCK + VL; j < t->to * BLOCK; j += VL)
+      max = vmax(max, vload(s + j));
+    float old = w->max[r], m = vreduce_max(max);
+    w->max[r] = m > old ? m : old;
+    w->shrink[r] = old - w->max[r];
+  }
+  for (int r = t->r0; r < t->r1; r += VL) {
+    int n = t->r1 - r < VL ? t->r1 - r : VL;
+    vstore_n(w->shrink + r, vexp2(vload_n(w->shrink + r, n)), n);
+  }
+}
+
+/* Scores of a row in n blocks to p; its sum goes on. */
+V_INLINE void attn_exp_row(const attn_work *w, const attn_tile *t, int row, int n) {
+  float *s = w->s + (size_t)row * KEYS + t->from * BLOCK, *sums = w->sum + (size_t)row * 16;
+  vf max = vset1(w->max[row]), sum = vmul(vload(sums), vset1(w->shrink[row]));
+  UNROLL for (int j = 0; j < n * BLOCK; j += VL) {
+    vf p = vexp2(vsub(vload(s + j), max));
+    sum = vadd(sum, p);
+    vstore(s + j, p);
+  }
+  vstore(sums, sum);
+}
+
+/* Codes of V have a scale each key. */
+static void attn_scale_p(const attn_work *w, const attn_span *sp, const attn_tile *t) {
+  for (int j = t->from * BLOCK; j < t->to * BLOCK; j += VL) {
+    vf scale = vload(mr_kvq_scales_of(sp->v[j / BLOCK], w->dim) + j % BLOCK);
+    for (int r = t->r0; r < t->r1; r++) {
+      float *s = w->s + (size_t)r * KEYS + j;
+      vstore(s, vmul(vload(s), scale));
     }
   }
 }
 
-/* Scores of rows r0..r1-1 to p; their sums go on. */
-static void attn_softmax(const attn_work *w, int r0, int r1) {
-  for (int r = r0; r < r1; r += VL) {
-    int n = r1 - r < VL ? r1 - r : VL;
-    vstore_n(w->shrink + r, vexp(vload_n(w->shrink + r, n)), n);
+/* All maxima before the first exponent, so that rows do not wait for each other. */
+static void attn_softmax(const attn_work *w, const attn_span *sp, const attn_tile *t) {
+  int codes = mr_kvq_is_8bit(sp->type[0]);
+  int all = w->a->softcap > 0.0f || w->a->slopes != NULL || codes;
+  for (int i = t->from; i < t->to; i++)
+    for (int r = t->r0; r < t->r1 && (all || i < t->clear || i >= t->unclear); r++)
+      attn_shape(w, sp, i, r);
+  attn_maxima(w, t);
+  switch (t->to - t->from) {
+  case 1:
+    for (int r = t->r0; r < t->r1; r++)
+      attn_exp_row(w, t, r, 1);
+    break;
+  case 2:
+    for (int r = t->r0; r < t->r1; r++)
+      attn_exp_row(w, t, r, 2);
+    break;
+  case 3:
+    for (int r = t->r0; r < t->r1; r++)
+      attn_exp_row(w, t, r, 3);
+    break;
+  default:
+    for (int r = t->r0; r < t->r1; r++)
+      attn_exp_row(w, t, r, SPAN);
+    break;
   }
-  for (int r = r0; r < r1; r++) {
-    float *s = w->s + (size_t)r * BLOCK, *sums = w->sum + (size_t)r * 16;
-    vf m = vset1(w->max[r]), sum = vmul(vload(sums), vset1(w->shrink[r]));
-    UNROLL for (int j = 0; j < BLOCK; j += VL) {
-      vf p = vexp(vsub(vload(s + j), m));
-      sum = vadd(sum, p);
-      vstore(s + j, p);
+  if (codes)
+    attn_scale_p(w, sp, t);
+}
+
+/* ------------------------------------------------------------------ spans */
+static attn_tile attn_cut(const attn_work *w, const attn_span *sp, int r0, int r1) {
+  attn_tile t = {.r0 = r0, .r1 = r1, .t0 = r0 / w->group, .t1 = (r1 - 1) / w->group + 1};
+  int first = mr_attn_first(w->a, w->pos[t.t0]) - sp->base;
+  int high = w->pos[t.t1 - 1] + 1 - sp->base;
+  t.keys = high < sp->n * BLOCK ? high : sp->n * BLOCK;
+  t.from = first > 0 ? first / BLOCK : 0;
+  t.to = (t.keys + BLOCK - 1) / BLOCK;
+  int clear = mr_attn_first(w->a, w->pos[t.t1 - 1]) - sp->base;
+  t.clear = clear > 0 ? (clear + BLOCK - 1) / BLOCK : 0;
+  t.unclear = (w->pos[t.t0] + 1 - sp->base) / BLOCK;
+  return t;
+}
+
+/* Block b of a span as float32. */
+static const uint8_t *attn_widen(const attn_work *w, const attn_span *sp, int b, int is_v,
+                                 int keys) {
+  const uint8_t *from = is_v ? sp->v[b] : sp->k[b];
+  float *to = is_v ? w->v + (size_t)b * BLOCK * (size_t)w->dim : w->k;
+  if (is_v)
+    kv_v_to_f32(to, from, w->dim, keys < BLOCK ? keys : BLOCK, sp->type[b]);
+  else
+    kv_k_to_f32(to, from, w->dim, sp->type[b]);
+  return (const uint8_t *)to;
+}
+
+static void attn_ask_part(const attn_work *w, const uint8_t *part, mr_kv_type type) {
+  for (size_t i = 0; i < mr_kv_part_bytes(type, w->dim); i += 64)
+    _mm_prefetch((const char *)part + i, _MM_HINT_T1);
+}
+
+/* Tokens t0..t1-1 meet a span. */
+static void attn_meet(const attn_work *w, const attn_span *sp, int t0, int t1) {
+  int r0 = t0 * w->group, rows = t1 * w->group - r0;
+  int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+  int keys = w->pos[t1 - 1] + 1 - sp->base;
+  int direct =
+      tiles == 1 && attn_direct(sp->type[0]) && w->dim % (2 * VL) == 0 && w->a->type != MR_KV_Q4;
+  mr_kv_type type = direct ? sp->type[0] : MR_KV_F32;
+  const uint8_t *v[SPAN];
+  attn_product x = {.w = w, .v = direct ? sp->v : v, .v_ahead = sp->v_ahead};
+  for (int b = 0; b < sp->n; b++) {
+    x.k = direct ? sp->k[b] : attn_widen(w, sp, b, 0, BLOCK);
+    x.k_ahead = sp->k_ahead[b];
+    x.block = b;
+    for (int i = 0; i < tiles; i++) {
+      attn_tile t = attn_cut(w, sp, r0 + rows * i / tiles, r0 + rows * (i + 1) / tiles);
+      x.t = &t;
+      if (b >= t.from && b < t.to)
+        attn_qk(&x, type);
     }
-    vstore(sums, sum);
+  }
+  for (int b = 0; b < sp->n && !direct && tiles == 1; b++) {
+    attn_ask_part(w, sp->k_ahead[b], sp->type[b]);
+    attn_ask_part(w, sp->v_ahead[b], sp->type[b]);
+  }
+  for (int b = 0; b < sp->n && !direct; b++)
+    v[b] = attn_widen(w, sp, b, 1, keys - b * BLOCK);
+  for (int i = 0; i < tiles; i++) {
+    attn_tile t = attn_cut(w, sp, r0 + rows * i / tiles, r0 + rows * (i + 1) / tiles);
+    x.t = &t;
+    attn_softmax(w, sp, &t);
+    attn_pv(&x, type);
   }
 }
 
-/* Tokens t0..t1-1 of the tile meet the block of keys at base, of which `keys` are stored. */
-static void attn_block(const attn_work *w, int t0, int t1, int base, int keys, const uint8_t *k,
-                       mr_kv_type type) {
-  const mr_attn *a = w->a;
-  int dim = a->head_dim, r0 = t0 * w->group, r1 = t1 * w->group;
-  const uint8_t *v = k + mr_kv_part_bytes(type, dim);
-  const void *kb = k, *vb = v;
-  if (type > MR_KV_BF16 || (r1 - r0 > TILE_ROWS && type != MR_KV_F32)) { /* convert once */
-    kv_to_f32(w->kf, w->vf, k, v, dim, keys, type);
-    type = MR_KV_F32, kb = w->kf, vb = w->vf;
-  }
-  attn_tile qk = {w->q, w->dim, kb, BLOCK, w->s, BLOCK, NULL, dim};
-  attn_product(qk, r0, r1, BLOCK, type);
-  attn_maxima(w, t0, t1, base);
-  attn_softmax(w, r0, r1);
-  attn_tile pv = {w->s, BLOCK, vb, (size_t)dim, w->out, w->dim, w->shrink, keys};
-  attn_product(pv, r0, r1, dim, type);
+/* ------------------------------------------------------------------ what comes next */
+#define AHEAD 4 /* parts */
+
+typedef struct attn_stream { /* parts in the order in which they are read: of a span all K, all V */
+  const uint8_t *const *pages;
+  size_t at, part;
+  int from, to, end; /* blocks of the span; of all */
+  int block, is_v;
+  const mr_attn *then; /* whose next follows, or NULL */
+} attn_stream;
+
+static void attn_stream_span(attn_stream *st, int first) {
+  int to = first / SPAN * SPAN + SPAN;
+  st->from = st->block = first;
+  st->to = to < st->end ? to : st->end;
+  st->is_v = 0;
 }
 
-static void attn_begin(attn_work *w, const mr_attn *a, int kv_head, int q0, int q1, float *f) {
+static const uint8_t *attn_stream_part(attn_stream *st) {
+  const uint8_t *p = st->pages[st->block] + st->at + (st->is_v ? st->part : 0);
+  if (++st->block < st->to)
+    return p;
+  st->block = st->from;
+  st->is_v = !st->is_v;
+  if (st->is_v)
+    return p;
+  if (st->to < st->end) {
+    attn_stream_span(st, st->to);
+  } else if (st->then != NULL && st->then->next.pages != NULL) {
+    const mr_attn_next *n = &st->then->next;
+    st->pages = n->pages;
+    st->at = st->then->layer_offset + 2 * (size_t)n->kv_head * st->part;
+    st->end = n->end;
+    st->then = NULL;
+    attn_stream_span(st, n->first);
+  } else { /* the last one over and over */
+    st->block = st->to - 1;
+    st->is_v = 1;
+  }
+  return p;
+}
+
+/* Tokens t0..t1-1 meet blocks b0..b1-1 of a. */
+static void attn_walk(const attn_work *w, const mr_attn *a, int t0, int t1, int b0, int b1) {
+  size_t part = mr_kv_part_bytes(a->type, a->head_dim);
+  size_t at = a->layer_offset + 2 * (size_t)w->kv_head * part;
+  int from = t0, to = t0; /* that see the span */
+  attn_stream st = {.pages = a->pages, .at = at, .part = part, .end = b1, .then = a};
+  attn_stream_span(&st, b0);
+  for (int i = 0; i < AHEAD; i++)
+    (void)attn_stream_part(&st);
+  for (int b = b0, end; b < b1; b = end) {
+    attn_span sp = {.base = b * BLOCK};
+    end = b / SPAN * SPAN + SPAN < b1 ? b / SPAN * SPAN + SPAN : b1;
+    while (from < t1 && w->pos[from] < b * BLOCK)
+      from++;
+    while (to < t1 && mr_attn_first(a, w->pos[to]) < end * BLOCK)
+      to++;
+    for (int i = b; i < end; i++, sp.n++) {
+      int own = a->own != NULL && i == w->pos[t0] / BLOCK;
+      sp.k[sp.n] = own ? a->own : a->pages[i] + at;
+      sp.type[sp.n] = own ? MR_KV_OWN_TYPE : a->type;
+      sp.v[sp.n] = sp.k[sp.n] + mr_kv_part_bytes(sp.type[sp.n], a->head_dim);
+    }
+    for (int i = 0; i < sp.n; i++)
+      sp.k_ahead[i] = attn_stream_part(&st);
+    for (int i = 0; i < sp.n; i++)
+      sp.v_ahead[i] = attn_stream_part(&st);
+    if (from < to)
+      attn_meet(w, &sp, from, to);
+  }
+}
+
+/* ------------------------------------------------------------------ a call */
+static void attn_begin(attn_work *w, const mr_attn *a, int kv_head, int tokens, float *f) {
   int group = a->n_heads / a->n_kv_heads, dim = a->head_dim;
-  size_t rows = (size_t)((q1 - q0) * group), wide = ((size_t)dim + 15) / 16 * 16;
-  *w = (attn_work){
-      .a = a, .kv_head = kv_head, .group = group, .q0 = q0, .rows = (int)rows, .dim = wide};
-  w->q = f, f += rows * wide;
-  w->out = f, f += rows * wide;
-  w->s = f, f += rows * BLOCK;
+  size_t rows = (size_t)(tokens * group), ld = ((size_t)dim + 15) / 16 * 16;
+  *w = (attn_work){.a = a, .kv_head = kv_head, .group = group, .dim = dim, .ld = ld};
+  w->q = f, f += rows * ld;
+  w->out = f, f += rows * ld;
+  w->s = f, f += rows * KEYS;
   w->sum = f, f += rows * 16;
-  w->kf = f, f += BLOCK * wide;
-  w->vf = f, f += BLOCK * wide;
+  w->k = f, f += BLOCK * ld;
+  w->v = f, f += KEYS * ld;
   w->max = f, f += rows;
   w->shrink = f;
-  memset(w->out, 0, rows * wide * sizeof(float));
+  memset(w->out, 0, rows * ld * sizeof(float));
   memset(w->sum, 0, rows * 16 * sizeof(float));
-  for (size_t r = 0; r < rows; r++) {
-    int head = kv_head * group + (int)r % group;
-    const float *q = a->q + (size_t)(q0 + (int)r / group) * a->q_ld + (size_t)head * (size_t)dim;
-    for (int d = 0; d < dim; d += VL) {
-      int n = dim - d < VL ? dim - d : VL;
-      vstore_n(w->q + r * wide + (size_t)d, vmul(vload_n(q + d, n), vset1(a->scale)), n);
-    }
-    w->max[r] = a->sinks != NULL ? a->sinks[head] : -INFINITY;
-    w->sum[r * 16] = a->sinks != NULL ? 1.0f : 0.0f;
-  }
 }
 
-static void attn_end(const attn_work *w) {
+/* Token t of the call. */
+static void attn_token(attn_work *w, int t, const float *q, int pos) {
   const mr_attn *a = w->a;
-  for (int r = 0; r < w->rows; r++) {
-    size_t head = (size_t)(w->kv_head * w->group + r % w->group);
-    float *out = a->out + (size_t)(w->q0 + r / w->group) * a->out_ld + head * (size_t)a->head_dim;
-    vf sum = vset1(vreduce_add(vload(w->sum + (size_t)r * 16)));
-    for (int d = 0; d < a->head_dim; d += VL) {
-      int n = a->head_dim - d < VL ? a->head_dim - d : VL;
-      vstore_n(out + d, vdiv(vload_n(w->out + (size_t)r * w->dim + d, n), sum), n);
+  vf scale = vset1(a->softcap > 0.0f ? a->scale : a->scale * LOG2E);
+  w->pos[t] = pos;
+  for (int h = 0; h < w->group; h++) {
+    int row = t * w->group + h, head = w->kv_head * w->group + h;
+    const float *x = q + (size_t)head * (size_t)w->dim;
+    for (int d = 0; d < w->dim; d += VL) {
+      int n = w->dim - d < VL ? w->dim - d : VL;
+      vstore_n(w->q + (size_t)row * w->ld + (size_t)d, vmul(vload_n(x + d, n), scale), n);
     }
+    w->max[row] = a->sinks != NULL ? a->sinks[head] * LOG2E : -INFINITY;
+    w->sum[row * 16] = a->sinks != NULL ? 1.0f : 0.0f;
   }
 }
 
-static void attn_prefetch(const uint8_t *page, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += 64)
-    _mm_prefetch((const char *)page + i, _MM_HINT_T0);
+static void attn_end(const attn_work *w, int t, float *out) {
+  for (int h = 0; h < w->group; h++) {
+    size_t row = (size_t)(t * w->group + h);
+    float *to = out + (size_t)(w->kv_head * w->group + h) * (size_t)w->dim;
+    vf sum = vset1(vreduce_add(vload(w->sum + row * 16)));
+    for (int d = 0; d < w->dim; d += VL) {
+      int n = w->dim - d < VL ? w->dim - d : VL;
+      vstore_n(to + d, vdiv(vload_n(w->out + row * w->ld + (size_t)d, n), sum), n);
+    }
+  }
 }
 
 static void simd_attention(const mr_attn *a, int kv_head, int q0, int q1, void *scratch) {
   attn_work w;
-  attn_begin(&w, a, kv_head, q0, q1, scratch);
-  size_t part = mr_kv_part_bytes(a->type, a->head_dim);
-  size_t at = a->layer_offset + 2 * (size_t)kv_head * part;
-  int last = (a->pos0 + q1 - 1) / BLOCK, from = q0; /* from: first token that sees the block or one
-                                                       after it */
-  for (int b = mr_attn_first(a, a->pos0 + q0) / BLOCK, to = q0; b <= last; b++) {
-    int base = b * BLOCK;
-    while (from < q1 && a->pos0 + from < base)
-      from++;
-    while (to < q1 && mr_attn_first(a, a->pos0 + to) < base + BLOCK)
-      to++;
-    if (from >= to)
-      continue;
-    int keys = a->pos0 + to - base < BLOCK ? a->pos0 + to - base : BLOCK;
-    if (b < last && a->pages[b + 1] != NULL)
-      attn_prefetch(a->pages[b + 1] + at, 2 * part);
-    if (a->own != NULL && b == last)
-      attn_block(&w, from - q0, to - q0, base, keys, a->own, MR_KV_OWN_TYPE);
-    else
-      attn_block(&w, from - q0, to - q0, base, keys, a->pages[b] + at, a->type);
+  int n = q1 - q0, pos = a->pos0 + q0;
+  attn_begin(&w, a, kv_head, n, scratch);
+  for (int t = 0; t < n; t++)
+    attn_token(&w, t, a->q + (size_t)(q0 + t) * a->q_ld, pos + t);
+  attn_walk(&w, a, 0, n, mr_attn_first(a, pos) / BLOCK, (pos + n - 1) / BLOCK + 1);
+  for (int t = 0; t < n; t++)
+    attn_end(&w, t, a->out + (size_t)(q0 + t) * a->out_ld);
+}
+
+/* What is shared is met by all rows together, the rest by each token's own. */
+static void simd_attention_shared(const mr_attn *a, int n, int blocks, int kv_head, void *scratch) {
+  attn_work w;
+  attn_begin(&w, a, kv_head, n, scratch);
+  for (int t = 0; t < n; t++)
+    attn_token(&w, t, a[t].q, a[t].pos0);
+  attn_walk(&w, a, 0, n, 0, blocks);
+  for (int t = 0; t < n; t++) {
+    attn_walk(&w, &a[t], t, t + 1, blocks, a[t].pos0 / BLOCK + 1);
+    attn_end(&w, t, a[t].out);
   }
-  attn_end(&w);
 }
 
 static void simd_fill_attn(mr_kernels *k) {
@@ -247,7 +523,12 @@ static void simd_fill_attn(mr_kernels *k) {
   k->kv_store = simd_kv_store;
   k->kv_pack = simd_kv_pack;
   k->attention = simd_attention;
+  k->attention_shared = simd_attention_shared;
 }
 
+#undef SPAN
+#undef KEYS
+#undef LOG2E
+#undef AHEAD
 #undef BLOCK
 #endif

@@ -78,16 +78,14 @@ V_INLINE vf kv_decode(const uint8_t *p, mr_kv_type type) {
   return type == MR_KV_INT8 ? vload_i8(p) : vload_fp8(p);
 }
 
-V_INLINE void kv_8bit_to_f32(float *kf, float *vf_, const uint8_t *k, const uint8_t *v, int dim,
-                             int keys, mr_kv_type type) {
-  const float *k_scale = mr_kvq_scales_of(k, dim), *v_scale = mr_kvq_scales_of(v, dim);
-  for (int d = 0; d < dim; d++)
-    for (int j = 0; j < BLOCK; j += VL)
-      vstore(kf + d * BLOCK + j, vmul(kv_decode(k + d * BLOCK + j, type), vload(k_scale + j)));
-  for (int t = 0; t < keys; t++)
-    for (int d = 0; d < dim; d += VL)
-      vstore_n(vf_ + t * dim + d, vmul(kv_decode(v + t * dim + d, type), vset1(v_scale[t])),
-               dim - d < VL ? dim - d : VL);
+/* Values, or codes of 8 bits without their scales. Reads and writes up to VL - 1 more than n. */
+V_INLINE void kv_widen(float *to, const uint8_t *from, int n, mr_kv_type type) {
+  for (int i = 0; i < n; i += VL) {
+    if (mr_kvq_is_8bit(type))
+      vstore(to + i, kv_decode(from + i, type));
+    else
+      vstore(to + i, tile_load(from, (size_t)i, type, VL));
+  }
 }
 
 /* 32 codes to values */
@@ -96,42 +94,67 @@ V_INLINE void kv_decode_q4(vf x[32 / VL], const uint8_t *codes, float step, floa
   UNROLL for (int i = 0; i < 32 / VL; i++) x[i] = vfma(x[i], vset1(step), vset1(least));
 }
 
-static void kv_q4_to_f32(float *kf, float *vf_, const uint8_t *k_part, const uint8_t *v_part,
-                         int dim, int keys) {
-  mr_kvq_q4 k = mr_kvq_q4_of(k_part, dim), v = mr_kvq_q4_of(v_part, dim);
+static void kv_q4_k_to_f32(float *to, const uint8_t *part, int dim) {
+  mr_kvq_q4 k = mr_kvq_q4_of(part, dim);
+  float step[MR_KVQ_MAX_DIM], least[MR_KVQ_MAX_DIM];
+  vf x[32 / VL];
+  kv_16_to_f32(step, k.step, mr_kvq_width(dim), MR_KV_F16);
+  kv_16_to_f32(least, k.least, mr_kvq_width(dim), MR_KV_F16);
+  for (int d = 0; d < dim; d++) {
+    kv_decode_q4(x, k.codes + (size_t)d * 16, step[d], least[d]);
+    UNROLL for (int i = 0; i < 32 / VL; i++) vstore(to + d * BLOCK + i * VL, x[i]);
+  }
+}
+
+static void kv_q4_v_to_f32(float *to, const uint8_t *part, int dim, int keys) {
+  mr_kvq_q4 v = mr_kvq_q4_of(part, dim);
   int width = mr_kvq_width(dim), groups = width / 32;
   float step[MR_KVQ_MAX_DIM], least[MR_KVQ_MAX_DIM];
   vf x[32 / VL];
-  kv_16_to_f32(step, k.step, width, MR_KV_F16);
-  kv_16_to_f32(least, k.least, width, MR_KV_F16);
-  for (int d = 0; d < dim; d++) {
-    kv_decode_q4(x, k.codes + (size_t)d * 16, step[d], least[d]);
-    UNROLL for (int i = 0; i < 32 / VL; i++) vstore(kf + d * BLOCK + i * VL, x[i]);
-  }
   kv_16_to_f32(step, v.step, width, MR_KV_F16);
   kv_16_to_f32(least, v.least, width, MR_KV_F16);
   for (int g = 0; g < keys * groups; g++) {
     int d = g % groups * 32;
-    float *to = vf_ + g / groups * dim;
     kv_decode_q4(x, v.codes + (size_t)g * 16, step[g], least[g]);
     for (int i = 0; i < 32 / VL && d < dim; i++, d += VL)
-      vstore_n(to + d, x[i], dim - d < VL ? dim - d : VL);
+      vstore_n(to + g / groups * dim + d, x[i], dim - d < VL ? dim - d : VL);
   }
 }
 
-/* K of 32 keys to kf, [head_dim][32]; V of the first `keys` to vf_, [keys][head_dim] */
-static void kv_to_f32(float *kf, float *vf_, const uint8_t *k, const uint8_t *v, int dim, int keys,
-                      mr_kv_type type) {
-  if (type == MR_KV_INT8) {
-    kv_8bit_to_f32(kf, vf_, k, v, dim, keys, MR_KV_INT8);
-  } else if (type == MR_KV_Q4) {
-    kv_q4_to_f32(kf, vf_, k, v, dim, keys);
-  } else if (type == MR_KV_FP8) {
-    kv_8bit_to_f32(kf, vf_, k, v, dim, keys, MR_KV_FP8);
-  } else {
-    kv_16_to_f32(kf, k, dim * BLOCK, type);
-    kv_16_to_f32(vf_, v, dim * keys, type);
+/* A K part to [head_dim][32], or the first `keys` tokens of a V part to [keys][head_dim], as
+ * float32; see kv_widen. */
+static void kv_flat_to_f32(float *to, const uint8_t *part, int n, mr_kv_type type) {
+  switch (type) {
+  case MR_KV_F16:
+    kv_widen(to, part, n, MR_KV_F16);
+    break;
+  case MR_KV_BF16:
+    kv_widen(to, part, n, MR_KV_BF16);
+    break;
+  case MR_KV_INT8:
+    kv_widen(to, part, n, MR_KV_INT8);
+    break;
+  case MR_KV_FP8:
+    kv_widen(to, part, n, MR_KV_FP8);
+    break;
+  default:
+    kv_widen(to, part, n, MR_KV_F32);
+    break;
   }
+}
+
+static void kv_k_to_f32(float *to, const uint8_t *part, int dim, mr_kv_type type) {
+  if (type == MR_KV_Q4)
+    kv_q4_k_to_f32(to, part, dim);
+  else
+    kv_flat_to_f32(to, part, dim * BLOCK, type);
+}
+
+static void kv_v_to_f32(float *to, const uint8_t *part, int dim, int keys, mr_kv_type type) {
+  if (type == MR_KV_Q4)
+    kv_q4_v_to_f32(to, part, dim, keys);
+  else
+    kv_flat_to_f32(to, part, dim * keys, type);
 }
 
 static void simd_kv_pack(uint8_t *k_part, uint8_t *v_part, const uint8_t *own, int head_dim,

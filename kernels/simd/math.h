@@ -24,6 +24,19 @@ V_INLINE vf vexp(vf x) {
   return vselect_lt(all, least, vzero(), vscale2(p, n));
 }
 
+/* 2^x for x < 128: 1 exactly at 0; 0 below -126, for the same reason. (2^f - 1) / f is
+ * interpolated.
+ */
+V_INLINE vf vexp2(vf x) {
+  vf f = vfraction(x);
+  vf p = vfma(vset1(0.0017883688f), f, vset1(0.00919938739f));
+  p = vfma(p, f, vset1(0.0556570552f));
+  p = vfma(p, f, vset1(0.240207195f));
+  p = vfma(p, f, vset1(0.69314754f));
+  p = vfma(p, f, vset1(1.0f));
+  return vscale2_floor(p, x, vset1(-126.0f));
+}
+
 /* 1 / (1 + e^-x), not below e^-87 */
 V_INLINE vf vsigmoid(vf x) {
   vf e = vexp(vmin(vset1(87.0f), vsub(vzero(), x)));

@@ -81,6 +81,14 @@ V_INLINE vf vscale2(vf a, vf n) {
   vf q = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, one), 23));
   return vmul(vmul(a, p), q);
 }
+V_INLINE vf vfraction(vf a) {
+  return _mm256_sub_ps(a, _mm256_floor_ps(a));
+}
+V_INLINE vf vscale2_floor(vf a, vf x, vf least) {
+  __m256i n = _mm256_cvtps_epi32(_mm256_floor_ps(x));
+  vf p = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+  return _mm256_andnot_ps(_mm256_cmp_ps(x, least, _CMP_LT_OQ), vmul(a, p));
+}
 V_INLINE vf vcopysign(vf a, vf sign) {
   vf bit = _mm256_set1_ps(-0.0f);
   return _mm256_or_ps(_mm256_and_ps(bit, sign), _mm256_andnot_ps(bit, a));

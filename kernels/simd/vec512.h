@@ -81,6 +81,13 @@ V_INLINE vf vround(vf a) {
 V_INLINE vf vscale2(vf a, vf n) {
   return _mm512_scalef_ps(a, n);
 } /* a * 2^n, n whole */
+V_INLINE vf vfraction(vf a) {
+  return _mm512_reduce_ps(a, 9);
+} /* a - floor(a) */
+/* x < least ? 0 : a * 2^floor(x), which is a normal number */
+V_INLINE vf vscale2_floor(vf a, vf x, vf least) {
+  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ), a, x);
+}
 V_INLINE vf vcopysign(vf a, vf sign) {
   return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_set1_epi32((int)0x80000000u),
                                                        _mm512_castps_si512(sign),

@@ -8,6 +8,7 @@
 
 #include "io/mem.h"
 #include "kernels/dtype.h"
+#include "kernels/kernels.h"
 #include "src/device.h"
 
 #define RIG_MEMORY ((size_t)256 << 20)

@@ -59,7 +59,8 @@ static mr_config read_as(const char *type, const char *more) {
   char text[1000];
   mr_config c;
   mr_err err = MR_ERR_INIT;
-  snprintf(text, sizeof text, "%.*s,\"model_type\":\"%s\"%s}", (int)sizeof small - 2, small, type,
+  const char *rest = strchr(small, ','); /* after the model's type */
+  snprintf(text, sizeof text, "{\"model_type\":\"%s\"%.*s%s}", type, (int)strlen(rest) - 1, rest,
            more);
   temp_text("config.json", text);
   if (mr_config_from_dir(&c, temp_dir, &err))

@@ -1,6 +1,7 @@
 /* The engine on an emulated GPU: the CPU's tokens, and its own bits whatever the batch, the step
  * and the memory; pages that go to the disk and come back, pages that are copied before they are
  * written; what is refused, and why. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -118,9 +119,78 @@ static void as_on_the_cpu(void **state) {
     o = options(devices[i]);
     run(&o, gpu, &st);
     same(cpu, gpu, false);
+    /* only the second choice's first token needs a row: its first one asked for another draw */
+    assert_true(st.rows_fetched <= 1 && st.logit_rows >= ROWS * NEW);
     drop(gpu);
   }
   drop(cpu);
+}
+
+/* Tokens that are alike until two ways part, whose logprobs must be within `off`. */
+static int alike(mr_result **a, mr_result **b, double off) {
+  int n = 0;
+  for (int i = 0; i < ROWS; i++)
+    for (int c = 0; c < a[i]->n_choices; c++) {
+      const mr_choice *x = &a[i]->choices[c], *y = &b[i]->choices[c];
+      for (int t = 0; t < NEW && x->ids[t] == y->ids[t]; t++, n++)
+        assert_true(fabs((double)x->logprobs[t].logprob - (double)y->logprobs[t].logprob) < off);
+    }
+  return n;
+}
+
+/* Keys and values of every type that both have. A last bit may move a value by a step of its type,
+ * so it is the logprobs that must be near. */
+static void types_near_the_cpu(void **state) {
+  (void)state;
+  static const struct {
+    int kv;
+    const char *device;
+    double off;
+  } all[] = {{MR_KV_F16, "sim", 0.004},
+             {MR_KV_BF16, "sim:wave64", 0.01},
+             {MR_KV_INT8, "sim", 0.03},
+             {MR_KV_FP8, "sim:wmma", 0.2}};
+  mr_result *cpu[ROWS] = {0}, *gpu[ROWS] = {0};
+  mr_engine_stats st;
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+    mr_engine_opts o = options("cpu");
+    o.kv_type = all[i].kv;
+    run(&o, cpu, &st);
+    o.device = all[i].device;
+    run(&o, gpu, &st);
+    assert_true(alike(cpu, gpu, all[i].off) > (ROWS + 1) * NEW / 2);
+    drop(gpu);
+    drop(cpu);
+  }
+}
+
+/* Weights of few bits: what the option says, and the same bits whether a matrix is widened in the
+ * tiles or as a whole. */
+static void weights_of_few_bits(void **state) {
+  (void)state;
+  static const char *const schemes[] = {"bf16", "bf16", "int8", "int4"};
+  mr_result *narrow[ROWS] = {0}, *wide[ROWS] = {0};
+  mr_engine_stats st;
+  mr_engine_info info;
+  mr_err err = MR_ERR_INIT;
+  uint64_t before = UINT64_MAX;
+  for (int w = 0; w < 4; w++) {
+    mr_engine_opts o = options("sim");
+    o.compute = MR_COMPUTE_FAST;
+    o.device_weights = w;
+    assert_int_equal(mr_engine_estimate(&o, &info, &err), MR_OK);
+    assert_string_equal(info.scheme, schemes[w]);
+    assert_true(w < 2 || info.packed_bytes < before);
+    before = info.packed_bytes;
+    if (w < 2)
+      continue;
+    run(&o, narrow, &st);
+    o.max_step_tokens = 480;
+    run(&o, wide, &st);
+    same(narrow, wide, true);
+    drop(narrow);
+    drop(wide);
+  }
 }
 
 static void bits_do_not_depend_on_memory(void **state) {
@@ -171,9 +241,10 @@ static void memory_is_planned(void **state) {
   assert_int_equal(mr_engine_estimate(&o, &big, &err), MR_OK);
   assert_string_equal(big.scheme, "bf16");
   o.device_memory = big.packed_bytes / 100 * 108;
+  o.max_step_tokens = 12;
   if (mr_engine_estimate(&o, &small, &err))
     fail_msg("%s", err.text);
-  assert_string_equal(small.scheme, "int8 by 32");
+  assert_string_equal(small.scheme, "int8");
   mr_engine *e;
   mr_request q = request(0, 1);
   q.n_prompt = 10;
@@ -201,9 +272,13 @@ static void refusals(void **state) {
   o.device_memory = 1 << 20;
   assert_int_equal(mr_engine_estimate(&o, &info, &err[0]), MR_E_USAGE);
   o = options("sim");
-  o.kv_type = MR_KV_F16;
+  o.kv_type = MR_KV_Q4;
   assert_int_equal(mr_engine_estimate(&o, &info, &err[1]), MR_E_UNAVAILABLE);
-  assert_non_null(strstr(err[1].text, "f16"));
+  assert_non_null(strstr(err[1].text, "q4"));
+  o = options("sim"); /* exact */
+  o.device_weights = 3;
+  mr_err_clear(&err[1]);
+  assert_int_equal(mr_engine_estimate(&o, &info, &err[1]), MR_E_USAGE);
   o = options("sim");
   o.adapters = &adapter;
   o.n_adapters = 1;
@@ -215,10 +290,9 @@ static void refusals(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(as_on_the_cpu),
-      cmocka_unit_test(bits_do_not_depend_on_memory),
-      cmocka_unit_test(memory_is_planned),
-      cmocka_unit_test(refusals),
+      cmocka_unit_test(as_on_the_cpu),       cmocka_unit_test(types_near_the_cpu),
+      cmocka_unit_test(weights_of_few_bits), cmocka_unit_test(bits_do_not_depend_on_memory),
+      cmocka_unit_test(memory_is_planned),   cmocka_unit_test(refusals),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -48,7 +48,7 @@ static void body_is_interpolated(void **state) {
 static void one_row(void **state) {
   (void)state;
   const mr_rates r = {.step = 1};
-  const mr_sim_row row = {150, 0, 5, false};
+  const mr_sim_row row = {150, 0, 5, 0, false};
   mr_sim s = simulated(&r, wide, &row, 1);
   assert_true(s.steps == 2 + 4 && s.other_s == 6 && s.batch == 1);
   assert_true(s.prefill_s == 2 && s.decode_s == 4);
@@ -61,7 +61,7 @@ static void one_row(void **state) {
 static void sharing_and_scores(void **state) {
   (void)state;
   const mr_rates r = {.token = 1};
-  const mr_sim_row rows[] = {{90, 0, 1, false}, {90, 64, 1, false}, {90, 64, 10, true}};
+  const mr_sim_row rows[] = {{90, 0, 1, 0, false}, {90, 64, 1, 0, false}, {90, 64, 10, 0, true}};
   assert_true(simulated(&r, wide, rows, 3).other_s == 90 + 26 + 36);
   const mr_rates tails = {.tail_key = 1, .prefill_key = 1000};
   assert_true(fabs(simulated(&tails, wide, rows, 2).attn_s - (1000 * 90 * 91 / 2 + 26 * 77.5)) < 1);
@@ -74,7 +74,7 @@ static void limits_hold(void **state) {
   const mr_rates r = {.step = 1};
   mr_sim_row rows[12];
   for (int i = 0; i < 12; i++)
-    rows[i] = (mr_sim_row){10, 0, 21, false};
+    rows[i] = (mr_sim_row){10, 0, 21, 0, false};
   mr_sim s = simulated(&r, wide, rows, 12); /* 8 at a time; 12 prefills, 20 steps after each */
   assert_true(s.steps == 42 && s.batch == 6 && s.batch_full_s > 20 && s.kv_full_s == 0);
   mr_limits narrow = wide;
@@ -84,6 +84,50 @@ static void limits_hold(void **state) {
   narrow.kv_tokens = 5; /* what fits nowhere still goes alone */
   assert_true(simulated(&r, narrow, rows, 12).steps == 12 * 21);
   assert_true(simulated(&r, wide, rows, 0).steps == 0);
+}
+
+static mr_sim full(mr_kv_policy policy, double disk_tokens, double disk_token_s) {
+  const mr_rates r = {.token = 1};
+  mr_limits l = {.batch = 8,
+                 .step_tokens = 100,
+                 .block = 10,
+                 .kv_tokens = 100,
+                 .policy = policy,
+                 .disk_tokens = disk_tokens,
+                 .disk_token_s = disk_token_s};
+  mr_sim_row rows[4];
+  for (int i = 0; i < 4; i++)
+    rows[i] = (mr_sim_row){10, 0, 40, 0, false}; /* 50 tokens at the end */
+  return simulated(&r, l, rows, 4);
+}
+
+/* Two rows fit as long as they get, four at first. */
+static void memory_runs_out(void **state) {
+  (void)state;
+  mr_sim s = full(MR_KV_FEWER, 1e6, 0);
+  assert_true(s.parked == 0 && s.batch > 1.9 && s.other_s == 4 * 49);
+  s = full(MR_KV_AUTO, 0, 0); /* nothing to put rows on: as much is admitted as may fit */
+  assert_true(s.parked == 0 && s.batch > 1.9);
+  s = full(MR_KV_AUTO, 1e6, 0.5); /* three at first; the disk is cheaper than a token's second */
+  assert_true(s.parked > 0 && s.spilled > 0 && s.recomputed == 0 && s.other_s == 4 * 49);
+  s = full(MR_KV_AUTO, 1e6, 2);
+  assert_true(s.parked > 0 && s.spilled == 0 && s.other_s == 4 * 49 + s.recomputed);
+  s = full(MR_KV_SPILL, 1e6, 2);
+  assert_true(s.parked > 0 && s.spilled > 0 && s.recomputed == 0);
+  s = full(MR_KV_SPILL, 5, 2); /* no room there */
+  assert_true(s.parked > 0 && s.spilled == 0 && s.recomputed > 0);
+  s = full(MR_KV_RECOMPUTE, 1e6, 0);
+  assert_true(s.parked > 0 && s.spilled == 0 && s.other_s == 4 * 49 + s.recomputed);
+}
+
+/* What comes out of the cache is not computed, but copied. */
+static void copies_take_time(void **state) {
+  (void)state;
+  const mr_rates r = {.token = 1};
+  mr_limits l = wide;
+  l.copy_token_s = 0.5;
+  const mr_sim_row row = {90, 64, 1, 32, false};
+  assert_true(simulated(&r, l, &row, 1).other_s == 26 + 16);
 }
 
 static void measured_on_a_model(void **state) {
@@ -104,7 +148,7 @@ static void measured_on_a_model(void **state) {
       assert_true(e.rates.body[k].tokens > e.rates.body[k - 1].tokens);
       assert_true(e.rates.body[k].s >= e.rates.body[k - 1].s);
     }
-    const mr_sim_row rows[] = {{90, 0, 8, false}, {90, 64, 8, false}};
+    const mr_sim_row rows[] = {{90, 0, 8, 0, false}, {90, 64, 8, 0, false}};
     list l = {rows, 2, 0};
     mr_profile p = {.factor = {1, 1, 1, 1, 1}};
     assert_int_equal(mr_estimate_run(&e, &info, &p, next, &l, &err), MR_OK);
@@ -123,6 +167,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(body_is_interpolated), cmocka_unit_test(one_row),
       cmocka_unit_test(sharing_and_scores),   cmocka_unit_test(limits_hold),
+      cmocka_unit_test(memory_runs_out),      cmocka_unit_test(copies_take_time),
       cmocka_unit_test(measured_on_a_model),
   };
   return cmocka_run_group_tests(tests, temp_begin, temp_end);

@@ -15,6 +15,7 @@ typedef struct scene { /* one sequence: `before` tokens in its pages, n new ones
   int window, chunk;
   float softcap, size; /* size: of queries */
   bool slopes, sinks, wide;
+  int kv; /* mr_gpu_kv */
   /* made of them */
   float *q, *k, *v; /* [n, heads, dim], [before + n, kv_heads, dim] */
   float slope[16], sink[16];
@@ -27,8 +28,50 @@ static double rounded(const scene *s, float x) {
   return s->wide ? x : mr_bf16_to_f32(mr_f32_to_bf16(x));
 }
 
+static float e4m3(uint8_t code) {
+  float x = ldexpf(1 + (float)(code & 7) / 8, (code >> 3 & 15) - 7);
+  return (code & 0x7f) < 8 ? 0 : code & 0x80 ? -x : x;
+}
+
+/* What value d of a token's head at `part` is. */
+static float stored(const uint8_t *part, int kv, int dim, int slot, int d) {
+  size_t at = (size_t)(slot * dim + d);
+  const float *scales = (const float *)(const void *)(part + PAGE * dim);
+  switch (kv) {
+  case MR_GPU_KV_F32:
+    return ((const float *)(const void *)part)[at];
+  case MR_GPU_KV_F16:
+    return mr_f16_to_f32(((const uint16_t *)(const void *)part)[at]);
+  case MR_GPU_KV_BF16:
+    return mr_bf16_to_f32(((const uint16_t *)(const void *)part)[at]);
+  case MR_GPU_KV_INT8:
+    return (float)(int8_t)part[at] * scales[slot];
+  default:
+    return e4m3(part[at]) * scales[slot];
+  }
+}
+
+static void put_stored(uint8_t *part, int kv, int dim, int slot, int d, float x) {
+  size_t at = (size_t)(slot * dim + d);
+  float *scales = (float *)(void *)(part + PAGE * dim);
+  if (kv == MR_GPU_KV_F32)
+    ((float *)(void *)part)[at] = x;
+  else if (kv == MR_GPU_KV_F16)
+    ((uint16_t *)(void *)part)[at] = mr_f32_to_f16(x);
+  else if (kv == MR_GPU_KV_BF16)
+    ((uint16_t *)(void *)part)[at] = mr_f32_to_bf16(x);
+  else
+    part[at] = kv == MR_GPU_KV_INT8 ? (uint8_t)(int8_t)(x * 127) : (uint8_t)(uniform() * 60 + 60);
+  if (kv >= MR_GPU_KV_INT8)
+    scales[slot] = (kv == MR_GPU_KV_INT8 ? 1 / 127.0f : 1 / 448.0f) * (float)(1 + slot % 3);
+}
+
+static size_t bytes_of(int kv, int dim) {
+  return mr_kv_part_bytes((mr_kv_type)kv, dim);
+}
+
 static size_t part_bytes(const scene *s) {
-  return (size_t)PAGE * (size_t)s->dim * (s->wide ? 4 : 2);
+  return bytes_of(s->kv, s->dim);
 }
 
 /* Pages in reverse order, with a page that nobody owns before each. */
@@ -41,15 +84,11 @@ static uint8_t *fill_pages(const scene *s, int pages) {
     for (int h = 0; h < s->kv_heads; h++)
       for (int d = 0; d < s->dim; d++) {
         uint8_t *k = all + (size_t)s->table[t / PAGE] * page + (size_t)h * 2 * part;
-        size_t at = (size_t)(t % PAGE * s->dim + d);
-        int from = (t * s->kv_heads + h) * s->dim + d;
-        if (s->wide) {
-          ((float *)(void *)k)[at] = s->k[from];
-          ((float *)(void *)(k + part))[at] = s->v[from];
-        } else {
-          ((uint16_t *)(void *)k)[at] = mr_f32_to_bf16(s->k[from]);
-          ((uint16_t *)(void *)(k + part))[at] = mr_f32_to_bf16(s->v[from]);
-        }
+        int from = (t * s->kv_heads + h) * s->dim + d, slot = t % PAGE;
+        put_stored(k, s->kv, s->dim, slot, d, s->k[from]);
+        put_stored(k + part, s->kv, s->dim, slot, d, s->v[from]);
+        s->k[from] = stored(k, s->kv, s->dim, slot, d);
+        s->v[from] = stored(k + part, s->kv, s->dim, slot, d);
       }
   return all;
 }
@@ -85,6 +124,7 @@ static void scene_new(rig *r, scene *s) {
                           .reach = 60,
                           .group = s->heads / s->kv_heads,
                           .head_dim = s->dim,
+                          .kv = s->kv,
                           .window = s->window,
                           .chunk = s->chunk,
                           .splits = (len + MR_GPU_SPLIT - 1) / MR_GPU_SPLIT};
@@ -244,6 +284,7 @@ static void scenes(rig *r) {
     for (int wide = 0; wide < 2; wide++) {
       scene s = all[i];
       s.wide = wide;
+      s.kv = wide ? MR_GPU_KV_F32 : MR_GPU_KV_BF16;
       check_scene(r, s);
     }
 }
@@ -253,9 +294,38 @@ static void attention_is_right(void **state) {
   on_every_machine(scenes);
 }
 
+/* Every type of keys and values, whole words and single values, rounded and as pairs. */
+static void types(rig *r) {
+  static const int kv[] = {MR_GPU_KV_F16, MR_GPU_KV_BF16, MR_GPU_KV_INT8, MR_GPU_KV_FP8};
+  static const scene all[] = {
+      {.heads = 2, .kv_heads = 1, .dim = 32, .before = 290, .n = 1},
+      {.heads = 2, .kv_heads = 2, .dim = 20, .before = 40, .n = 3},
+      {.heads = 2, .kv_heads = 1, .dim = 19, .before = 30, .n = 5, .window = 9},
+      {.heads = 2, .kv_heads = 1, .dim = 144, .before = 5, .n = 2},
+  };
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    for (int k = 0; k < 4; k++) {
+      scene s = all[i];
+      s.wide = (k + i) % 2;
+      s.kv = kv[k];
+      check_scene(r, s);
+    }
+}
+
+static void every_type_is_right(void **state) {
+  (void)state;
+  on_every_machine(types);
+}
+
 /* Scores far from phi: the unified form gives them up, and the running form gets them right. */
 static void far_scores(rig *r) {
-  scene s = {.heads = 2, .kv_heads = 1, .dim = 32, .before = 270, .n = 2, .size = 60};
+  scene s = {.heads = 2,
+             .kv_heads = 1,
+             .dim = 32,
+             .before = 270,
+             .n = 2,
+             .size = 60,
+             .kv = MR_GPU_KV_BF16};
   assert_true(check_scene(r, s) > 0);
 }
 
@@ -267,83 +337,116 @@ static void far_scores_are_computed_again(void **state) {
 /* ------------------------------------------------------------------ heads */
 
 typedef struct plain_head {
-  bool layer, late, each, interleaved;
-  int n_rot, first, k_dims;
+  bool layer, late, each, interleaved, bias, same; /* same: values are the keys */
+  int n_rot, first, k_dims, rotate;
   float clip;
 } plain_head;
 
-static void plain_norm_head(double *x, const float *w, int n, bool layer) {
+static void plain_norm_head(double *x, const float *w, const float *b, int n, bool layer) {
   double mean = 0, var = 0;
   for (int i = 0; i < n && layer; i++)
     mean += x[i] / n;
   for (int i = 0; i < n; i++)
     var += (x[i] - mean) * (x[i] - mean) / n;
   for (int i = 0; i < n; i++)
-    x[i] = (x[i] - mean) / sqrt(var + 1e-5) * w[i];
+    x[i] = (x[i] - mean) / sqrt(var + 1e-5) * w[i] + (b ? b[i] : 0);
 }
 
-static void plain_ready(double *x, const float *w, int n, const float *rope, const plain_head *p) {
+static void plain_ready(double *x, const float *w, const float *b, int n, const float *rope,
+                        const plain_head *p) {
   int half = p->n_rot / 2;
   if (!p->late)
-    plain_norm_head(x, w, n, p->layer);
+    plain_norm_head(x, w, b, n, p->layer);
   for (int i = 0; i < half; i++) {
     double *a = x + p->first + (p->interleaved ? 2 * i : i);
-    double *b = p->interleaved ? a + 1 : a + half, u = *a, v = *b;
+    double *z = p->interleaved ? a + 1 : a + half, u = *a, v = *z;
     *a = u * rope[i] - v * rope[half + i];
-    *b = u * rope[half + i] + v * rope[i];
+    *z = u * rope[half + i] + v * rope[i];
   }
   if (p->late)
-    plain_norm_head(x, w, n, p->layer);
+    plain_norm_head(x, w, b, n, p->layer);
+}
+
+/* By its definition: the sign of (i, j) is the parity of i & j. */
+static void plain_rotate(double *x, int dim, int block) {
+  double y[64];
+  for (int at = 0; block && at < dim; at += block) {
+    for (int i = 0; i < block; i++) {
+      y[i] = 0;
+      for (int j = 0; j < block; j++)
+        y[i] += (__builtin_popcount((unsigned)(i & j)) % 2 ? -1 : 1) * x[at + j] / sqrt(block);
+    }
+    memcpy(x + at, y, (size_t)block * sizeof *y);
+  }
 }
 
 enum { TOKENS = 2, QH = 3, KH = 2, DIM = 24 };
 
-/* in: q, k, v, norms, rope. */
-static void check_ready(const rig *r, const plain_head *p, bool wide, const float *const *in,
+/* Within half a step of 8 bits, or what 16 or 32 leave. */
+static double head_tolerance(int kv, double most) {
+  return kv == MR_GPU_KV_F32    ? 1e-4
+         : kv == MR_GPU_KV_F16  ? 1e-4 + most / 2000
+         : kv == MR_GPU_KV_BF16 ? 1e-4 + most / 250
+         : kv == MR_GPU_KV_INT8 ? 1e-4 + most / 253
+                                : 1e-4 + most / 16; /* four bits */
+}
+
+static void check_stored(const rig *r, const char *what, const uint8_t *part, int kv, int slot,
+                         const double *want) {
+  double most = 0;
+  for (int d = 0; d < DIM; d++)
+    most = fmax(most, fabs(want[d]));
+  for (int d = 0; d < DIM; d++)
+    close_to(r, what, stored(part, kv, DIM, slot, d), want[d], head_tolerance(kv, most));
+}
+
+static double plain_clip(float x, float clip) {
+  return clip > 0 ? fmax(-clip, fmin(x, clip)) : (double)x;
+}
+
+/* in: q, k, v, norms, rope, biases. */
+static void check_ready(const rig *r, const plain_head *p, int kv, const float *const *in,
                         const int32_t *pos, const int32_t *page, const float *got_q,
                         const uint8_t *pages) {
-  const float *q = in[0], *k = in[1], *v = in[2], *w = in[3], *rope = in[4];
-  size_t part = (size_t)PAGE * DIM * (wide ? 4 : 2);
+  const float *q = in[0], *k = in[1], *v = in[2];
+  size_t part = bytes_of(kv, DIM);
   for (int t = 0; t < TOKENS; t++)
     for (int h = 0; h < QH + KH; h++) {
       bool query = h < QH;
       int n = query || !p->k_dims ? DIM : p->k_dims, head = query ? h : h - QH;
       const float *from = query ? q + (t * QH + head) * DIM : k + (t * KH + head) * DIM;
-      const float *norm = (query ? w : w + QH * DIM) + (p->each ? head * n : 0);
-      double x[DIM];
+      size_t norm = (size_t)((query ? 0 : QH * DIM) + (p->each ? head * n : 0));
+      double x[DIM], y[DIM];
       for (int d = 0; d < DIM; d++)
-        x[d] = p->clip > 0 ? fmax(-p->clip, fmin(from[d], p->clip)) : (double)from[d];
-      plain_ready(x, norm, n, rope + t * p->n_rot, p);
-      for (int d = 0; d < DIM; d++) {
-        if (query) {
-          close_to(r, "a query", got_q[(t * QH + head) * DIM + d], x[d], 1e-4);
-          continue;
-        }
-        const uint8_t *at = pages + (size_t)(page[t] * KH + head) * 2 * part;
-        size_t slot = (size_t)(pos[t] % PAGE * DIM + d);
-        const float *f = (const float *)(const void *)at;
-        const uint16_t *b = (const uint16_t *)(const void *)at;
-        double value = v[(t * KH + head) * DIM + d];
-        value = p->clip > 0 ? fmax(-p->clip, fmin(value, p->clip)) : value;
-        close_to(r, "a key", wide ? f[slot] : mr_bf16_to_f32(b[slot]), x[d], wide ? 1e-4 : 2e-2);
-        slot += part / (wide ? 4 : 2);
-        close_to(r, "a value", wide ? f[slot] : mr_bf16_to_f32(b[slot]), value, 2e-2);
+        x[d] = plain_clip(from[d], p->clip);
+      plain_ready(x, in[3] + norm, p->bias ? in[5] + norm : NULL, n, in[4] + t * p->n_rot, p);
+      for (int d = 0; d < DIM && !query; d++)
+        y[d] = plain_clip(p->same ? (float)x[d] : v[(t * KH + head) * DIM + d], p->clip);
+      plain_rotate(x, DIM, p->rotate);
+      for (int d = 0; d < DIM && query; d++)
+        close_to(r, "a query", got_q[(t * QH + head) * DIM + d], x[d], 1e-4);
+      const uint8_t *at = pages + (size_t)(page[t] * KH + head) * 2 * part;
+      if (!query) {
+        check_stored(r, "keys", at, kv, pos[t] % PAGE, x);
+        check_stored(r, "values", at + part, kv, pos[t] % PAGE, y);
       }
     }
 }
 
-static void check_heads(rig *r, plain_head p, bool wide) {
+static void check_heads(rig *r, plain_head p, int kv) {
   static const int32_t pos[TOKENS] = {37, 38}, page[TOKENS] = {2, 1};
   float *q = random_floats(TOKENS * QH * DIM, 2), *k = random_floats(TOKENS * KH * DIM, 2);
   float *v = random_floats(TOKENS * KH * DIM, 2), *w = random_floats((QH + KH) * DIM, 1);
   float *rope = random_floats((size_t)TOKENS * (size_t)(p.n_rot + 1), 1);
-  size_t part = (size_t)PAGE * DIM * (wide ? 4 : 2), bytes = 3 * KH * 2 * part;
+  float *bias = random_floats((QH + KH) * DIM, 1);
+  size_t part = bytes_of(kv, DIM), bytes = 3 * KH * 2 * part;
+  p.rotate = kv > MR_GPU_KV_BF16 ? mr_rotate_block(DIM) : 0;
   static float got_q[TOKENS * QH * DIM];
   uint8_t *pages = mr_mem_alloc(bytes, 1);
   assert_non_null(pages);
   mr_gpu_heads a = {.q = rig_put(r, q, sizeof got_q),
                     .k = rig_put(r, k, TOKENS * KH * DIM * sizeof *k),
-                    .v = rig_put(r, v, TOKENS * KH * DIM * sizeof *v),
+                    .v = p.same ? NULL : rig_put(r, v, TOKENS * KH * DIM * sizeof *v),
                     .ld_q = QH * DIM,
                     .ld_k = KH * DIM,
                     .ld_v = KH * DIM,
@@ -367,16 +470,19 @@ static void check_heads(rig *r, plain_head p, bool wide) {
                     .n_rot = p.n_rot,
                     .rope_first = p.first,
                     .interleaved = p.interleaved,
-                    .wide = wide};
+                    .kv = kv,
+                    .rotate = p.rotate};
+  a.q_norm_b = p.bias ? rig_put(r, bias, QH * DIM * sizeof *bias) : NULL;
+  a.k_norm_b = p.bias ? rig_put(r, bias + QH * DIM, KH * DIM * sizeof *bias) : NULL;
   mr_grid grid = {.blocks = {TOKENS, (QH + KH + MR_GPU_WARPS - 1) / MR_GPU_WARPS, 1},
                   .warps = MR_GPU_WARPS,
                   .shared = MR_GPU_WARPS * DIM * sizeof(float)};
   rig_run(r, MR_GPU_heads, grid, &a);
   rig_get(r, got_q, a.q, sizeof got_q);
   rig_get(r, pages, a.pages, bytes);
-  const float *in[] = {q, k, v, w, rope};
-  check_ready(r, &p, wide, in, pos, page, got_q, pages);
-  float *mine[] = {q, k, v, w, rope};
+  const float *in[] = {q, k, v, w, rope, bias};
+  check_ready(r, &p, kv, in, pos, page, got_q, pages);
+  float *mine[] = {q, k, v, w, rope, bias};
   for (size_t i = 0; i < sizeof mine / sizeof *mine; i++)
     mr_mem_free(mine[i]);
   mr_mem_free(pages);
@@ -388,10 +494,12 @@ static void heads(rig *r) {
                                      {.n_rot = 8, .first = 4, .interleaved = true},
                                      {.n_rot = 16, .late = true, .each = true},
                                      {.layer = true, .each = true, .clip = 1},
+                                     {.layer = true, .each = true, .bias = true, .same = true},
                                      {.n_rot = 24, .k_dims = 16}};
   for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-    for (int wide = 0; wide < 2; wide++)
-      check_heads(r, kinds[i], wide);
+    for (int kv = MR_GPU_KV_F32; kv <= MR_GPU_KV_FP8; kv++)
+      if (kv != MR_KV_Q4)
+        check_heads(r, kinds[i], kv);
 }
 
 static void heads_are_right(void **state) {
@@ -403,6 +511,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(heads_are_right),
       cmocka_unit_test(attention_is_right),
+      cmocka_unit_test(every_type_is_right),
       cmocka_unit_test(far_scores_are_computed_again),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

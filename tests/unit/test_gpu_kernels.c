@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "src/gpu_few.h"
 #include "tests/unit/gpu_rig.h"
 
 static mr_grid rig_rows(int rows) {
@@ -19,10 +20,9 @@ static int padded(int k) {
 
 /* ------------------------------------------------------------------ products */
 
-enum { BF16, PAIR, Q8 };
-
 typedef struct problem {
-  int m, n, k, kind;
+  int m, n, k;
+  mr_gpu_hold kind;
   double *a, *w; /* [m, k], [n, k]: the numbers as they are held */
   float *bias, *y0;
   mr_gpu_gemm args;
@@ -52,24 +52,67 @@ static void *hold_matrix(rig *r, double *to, int rows, int k, bool pair, size_t 
   return at;
 }
 
-static void hold_int8(rig *r, problem *p) {
-  int groups = padded(p->k) / MR_GPU_Q8_GROUP, k = padded(p->k);
-  int8_t *q = mr_mem_alloc((size_t)p->n * (size_t)k, 1);
-  float *s = random_floats((size_t)p->n * (size_t)groups, 0.01f);
-  assert_non_null(q);
-  for (int i = 0; i < p->n; i++)
-    for (int j = 0; j < p->k; j++) {
-      q[i * k + j] = (int8_t)(uniform() * 127);
-      float x = (float)q[i * k + j] * s[i * groups + j / MR_GPU_Q8_GROUP];
-      p->w[i * p->k + j] = mr_bf16_to_f32(mr_f32_to_bf16(x));
-    }
-  p->args.w8 = rig_put(r, q, (size_t)p->n * (size_t)k);
-  p->args.scales = rig_put(r, s, (size_t)p->n * (size_t)groups * sizeof *s);
-  mr_mem_free(q);
-  mr_mem_free(s);
+/* What the kernel makes of value j of a row, before it is rounded. */
+static float few_value(mr_gpu_hold hold, const uint8_t *w, const uint16_t *scales, float unit,
+                       int j) {
+  int g = j / MR_GPU_GROUP;
+  if (hold == MR_GPU_INT8)
+    return (float)(int8_t)w[j] * (mr_f16_to_f32(scales[g]) * unit);
+  return fmaf((float)(w[j / 2] >> (j % 2 * 4) & 15), mr_f16_to_f32(scales[2 * g]) * unit,
+              mr_f16_to_f32(scales[2 * g + 1]) * unit);
 }
 
-static void problem_new(rig *r, problem *p, int m, int n, int k, int kind) {
+typedef struct few_host {
+  uint8_t *w;
+  uint16_t *scales;
+  float *units;
+  size_t row, scale_row; /* bytes */
+} few_host;
+
+static few_host few_new(mr_gpu_hold hold, int n, int k) {
+  few_host f = {.row = mr_gpu_few_bytes(hold, (size_t)k),
+                .scale_row = mr_gpu_few_scale_bytes(hold, (size_t)k)};
+  f.w = mr_mem_alloc((size_t)n, f.row);
+  f.scales = mr_mem_alloc((size_t)n, f.scale_row);
+  f.units = mr_mem_alloc((size_t)n, sizeof *f.units);
+  assert_true(f.w && f.scales && f.units);
+  return f;
+}
+
+static mr_gpu_few few_put(rig *r, const few_host *f, int n) {
+  return (mr_gpu_few){.w = rig_put(r, f->w, (size_t)n * f->row),
+                      .scales = rig_put(r, f->scales, (size_t)n * f->scale_row),
+                      .units = rig_put(r, f->units, (size_t)n * sizeof *f->units)};
+}
+
+static void few_free(few_host *f) {
+  mr_mem_free(f->w);
+  mr_mem_free(f->scales);
+  mr_mem_free(f->units);
+}
+
+/* Random rows, held in few bits; to: what they are held as, rounded or not. */
+static mr_gpu_few hold_few(rig *r, mr_gpu_hold hold, double *to, int n, int k, bool round) {
+  few_host f = few_new(hold, n, padded(k));
+  float *row = random_floats((size_t)k, 0);
+  for (int i = 0; i < n; i++) {
+    uint16_t *scales = f.scales + (size_t)i * f.scale_row / 2;
+    for (int j = 0; j < k; j++)
+      row[j] = uniform() * ldexpf(1, i % 7 - 9);
+    mr_gpu_few_row(hold, row, k, padded(k), f.w + (size_t)i * f.row, scales, f.units + i);
+    for (int j = 0; j < k; j++) {
+      float x = few_value(hold, f.w + (size_t)i * f.row, scales, f.units[i], j);
+      to[i * k + j] = round ? (double)mr_bf16_to_f32(mr_f32_to_bf16(x)) : (double)x;
+      close_to(r, "a weight of few bits", x, row[j], hold == MR_GPU_INT4 ? 0.017 : 0.001);
+    }
+  }
+  mr_gpu_few at = few_put(r, &f, n);
+  mr_mem_free(row);
+  few_free(&f);
+  return at;
+}
+
+static void problem_new(rig *r, problem *p, int m, int n, int k, mr_gpu_hold kind) {
   *p = (problem){.m = m, .n = n, .k = k, .kind = kind};
   p->a = mr_mem_alloc((size_t)(m * k), sizeof *p->a);
   p->w = mr_mem_alloc((size_t)(n * k), sizeof *p->w);
@@ -78,11 +121,11 @@ static void problem_new(rig *r, problem *p, int m, int n, int k, int kind) {
   assert_non_null(p->a);
   assert_non_null(p->w);
   p->args = (mr_gpu_gemm){.ld = (size_t)n, .m = m, .n = n, .k = padded(k)};
-  p->args.a = hold_matrix(r, p->a, m, k, kind == PAIR, &p->args.a_plane);
-  if (kind == Q8)
-    hold_int8(r, p);
+  p->args.a = hold_matrix(r, p->a, m, k, kind == MR_GPU_PAIR, &p->args.a_plane);
+  if (kind >= MR_GPU_INT8)
+    p->args.few = hold_few(r, kind, p->w, n, k, true);
   else
-    p->args.w = hold_matrix(r, p->w, n, k, kind == PAIR, &p->args.w_plane);
+    p->args.w = hold_matrix(r, p->w, n, k, kind == MR_GPU_PAIR, &p->args.w_plane);
   p->args.bias = rig_put(r, p->bias, (size_t)n * sizeof(float));
 }
 
@@ -94,17 +137,17 @@ static void problem_free(problem *p) {
 }
 
 static float *multiply(rig *r, const problem *p, int rows, int accumulate) {
-  static const mr_gpu_kernel kernels[3][2] = {{MR_GPU_gemm16_bf16, MR_GPU_gemm64_bf16},
+  static const mr_gpu_kernel kernels[4][2] = {{MR_GPU_gemm16_bf16, MR_GPU_gemm64_bf16},
                                               {MR_GPU_gemm16_pair, MR_GPU_gemm64_pair},
-                                              {MR_GPU_gemm16_q8, MR_GPU_gemm64_q8}};
+                                              {MR_GPU_gemm16_int8, MR_GPU_gemm64_int8},
+                                              {MR_GPU_gemm16_int4, MR_GPU_gemm64_int4}};
   size_t bytes = (size_t)(p->m * p->n) * sizeof(float);
   mr_gpu_gemm a = p->args;
   a.y = rig_put(r, p->y0, bytes);
   a.accumulate = accumulate;
   mr_grid grid = {.blocks = {(uint32_t)((p->n + 63) / 64), (uint32_t)((p->m + rows - 1) / rows), 1},
                   .warps = MR_GPU_WARPS,
-                  .shared =
-                      MR_GPU_GEMM_SHARED((size_t)rows, p->kind == PAIR ? 2 : 1, p->kind == Q8)};
+                  .shared = MR_GPU_GEMM_SHARED(rows, p->kind)};
   rig_run(r, kernels[p->kind][rows == 64], grid, &a);
   float *y = mr_mem_alloc((size_t)(p->m * p->n), sizeof *y);
   assert_non_null(y);
@@ -112,7 +155,20 @@ static float *multiply(rig *r, const problem *p, int rows, int accumulate) {
   return y;
 }
 
-static void check_product(rig *r, int m, int n, int k, int kind) {
+/* Widened as a whole first: not a bit more or less. */
+static void check_widened(rig *r, problem *p, const float *like) {
+  mr_gpu_widen a = {.few = p->args.few,
+                    .out = rig_new(r, (size_t)(p->n * p->args.k) * sizeof *a.out),
+                    .k = p->args.k};
+  rig_run(r, p->kind == MR_GPU_INT8 ? MR_GPU_widen_int8 : MR_GPU_widen_int4, rig_rows(p->n), &a);
+  p->args.w = a.out;
+  p->kind = MR_GPU_BF16;
+  float *y = multiply(r, p, 64, 0);
+  assert_memory_equal(y, like, (size_t)(p->m * p->n) * sizeof *y);
+  mr_mem_free(y);
+}
+
+static void check_product(rig *r, int m, int n, int k, mr_gpu_hold kind) {
   problem p;
   problem_new(r, &p, m, n, k, kind);
   float *flat = multiply(r, &p, 16, 0), *tall = multiply(r, &p, 64, 0),
@@ -126,6 +182,8 @@ static void check_product(rig *r, int m, int n, int k, int kind) {
       close_to(r, "a product", flat[i * n + j], sum, 1e-5 * k);
       close_to(r, "a sum", more[i * n + j], sum + (double)p.y0[i * n + j], 1e-5 * k);
     }
+  if (kind >= MR_GPU_INT8)
+    check_widened(r, &p, flat);
   mr_mem_free(flat);
   mr_mem_free(tall);
   mr_mem_free(more);
@@ -136,8 +194,8 @@ static void check_product(rig *r, int m, int n, int k, int kind) {
 static void products(rig *r) {
   static const int shapes[][3] = {{1, 1, 1}, {5, 70, 130}, {17, 64, 64}, {66, 20, 200}};
   for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-    for (int kind = 0; kind < 3; kind++)
-      check_product(r, shapes[i][0], shapes[i][1], shapes[i][2], kind);
+    for (int kind = MR_GPU_BF16; kind <= MR_GPU_INT4; kind++)
+      check_product(r, shapes[i][0], shapes[i][1], shapes[i][2], (mr_gpu_hold)kind);
 }
 
 static void products_are_right(void **state) {
@@ -345,31 +403,36 @@ static void check_rest(rig *r, const lines *l) {
   }
 }
 
-static void check_embed(rig *r) {
+static void check_embed(rig *r, mr_gpu_hold hold_as) {
   enum { VOCAB = 5, K = 192 };
   static mr_gpu_bf16 w[2 * VOCAB * K];
   static float x[ROWS * COLS];
+  static double held[VOCAB * COLS];
   static const int32_t token[ROWS] = {4, 0, 2}, pos[ROWS] = {1, 0, 2};
   float *position = random_floats(ROWS * COLS, 1);
-  double held[VOCAB * K];
-  for (int i = 0; i < VOCAB * K; i++)
-    held[i] = hold(uniform(), w + i, VOCAB * K);
   mr_gpu_embed a = {.x = rig_new(r, sizeof x),
                     .ld = COLS,
-                    .w = rig_put(r, w, sizeof w),
-                    .plane = VOCAB * K,
+                    .hold = (int32_t)hold_as,
                     .token = rig_put(r, token, sizeof token),
                     .pos = rig_put(r, pos, sizeof pos),
                     .position = rig_put(r, position, ROWS * COLS * sizeof *position),
                     .scale = 3,
                     .cols = COLS,
                     .k = K};
+  if (hold_as >= MR_GPU_INT8) {
+    a.few = hold_few(r, hold_as, held, VOCAB, COLS, false);
+  } else {
+    a.plane = hold_as == MR_GPU_PAIR ? VOCAB * K : 0;
+    for (int i = 0; i < VOCAB * COLS; i++)
+      held[i] = hold(uniform(), w + i / COLS * K + i % COLS, a.plane);
+    a.w = rig_put(r, w, sizeof w);
+  }
   rig_run(r, MR_GPU_embed, rig_rows(ROWS), &a);
   rig_get(r, x, a.x, sizeof x);
   for (int i = 0; i < ROWS; i++)
     for (int c = 0; c < COLS; c++)
       close_to(r, "an embedding", x[i * COLS + c],
-               3 * held[token[i] * K + c] + position[pos[i] * COLS + c], 1e-5);
+               3 * held[token[i] * COLS + c] + position[pos[i] * COLS + c], 1e-5);
   mr_mem_free(position);
 }
 
@@ -381,13 +444,128 @@ static void rows(rig *r) {
   lines_free(r, &l);
   lines_new(r, &l);
   check_rest(r, &l);
-  check_embed(r);
   lines_free(r, &l);
+  for (int hold_as = MR_GPU_BF16; hold_as <= MR_GPU_INT4; hold_as++) {
+    check_embed(r, (mr_gpu_hold)hold_as);
+    rig_free_all(r);
+  }
 }
 
 static void rows_are_right(void **state) {
   (void)state;
   on_every_machine(rows);
+}
+
+/* ------------------------------------------------------------------ the best of a row */
+
+enum { VOCAB = 700, LD = 704 };
+
+static bool better(const float *x, int i, int j) {
+  return x[i] > x[j] || (x[i] == x[j] && i < j);
+}
+
+static void check_sums(const rig *r, const float *x, int cols, const mr_gpu_ask *ask,
+                       const mr_gpu_best *b) {
+  double sum = 0, total = 0, below = 0, weight = 0;
+  int rank = 1;
+  for (int i = 0; i < cols; i++) {
+    double w = exp(((double)x[i] - b->max) * ask->inverse);
+    sum += exp((double)x[i] - b->max);
+    total += w;
+    below += i < b->drawn ? w : 0;
+    weight = i == b->drawn ? w : weight;
+    rank += ask->probe >= 0 && better(x, i, ask->probe);
+  }
+  close_to(r, "a sum of weights", b->sum, sum, 1e-5 * sum);
+  close_to(r, "a sum at a temperature", b->total, total, 1e-5 * total);
+  if (ask->u >= 0) {
+    assert_true(b->drawn >= 0 && b->drawn < cols && b->drawn_x == x[b->drawn] && weight > 0);
+    assert_true(ask->u * total >= below - 1e-5 * total);
+    assert_true(ask->u * total <= below + weight + 1e-5 * total);
+  } else {
+    assert_int_equal(b->drawn, -1);
+  }
+  if (ask->probe >= 0) {
+    assert_true(b->probe_x == x[ask->probe]);
+    assert_int_equal(b->rank, rank);
+  }
+}
+
+/* Kinds: random; many ties; two values only; hardly anything allowed; unusable rows. */
+static float logit(int kind, int i) {
+  float x = uniform() * 9;
+  switch (kind) {
+  case 1:
+    return floorf(x);
+  case 2:
+    return i % 3 ? 0.0f : -0.0f;
+  case 3:
+    return i % 100 == 7 ? x : -INFINITY;
+  case 4:
+    return i == 600 ? NAN : x;
+  case 5:
+    return i == 3 ? INFINITY : x;
+  case 6:
+    return -INFINITY;
+  default:
+    return x;
+  }
+}
+
+static void check_best(rig *r, int cols) {
+  enum { KINDS = 7 };
+  static float x[KINDS * LD];
+  static mr_gpu_best got[KINDS];
+  mr_gpu_ask ask[KINDS];
+  for (int k = 0; k < KINDS; k++) {
+    for (int i = 0; i < cols; i++)
+      x[k * LD + i] = logit(k, i);
+    ask[k] = (mr_gpu_ask){.u = k == 1   ? -1
+                               : k == 2 ? 0.9999
+                                        : 0.25 * (uniform() + 1),
+                          .inverse = k == 0 ? 1 : 0.7f,
+                          .probe = k == 3 ? -1 : (cols - 1) / (k + 1)};
+  }
+  mr_gpu_top a = {.x = rig_put(r, x, sizeof x),
+                  .ld = LD,
+                  .ask = rig_put(r, ask, sizeof ask),
+                  .out = rig_new(r, sizeof got),
+                  .cols = cols};
+  rig_run(r, MR_GPU_top,
+          (mr_grid){.blocks = {KINDS, 1, 1},
+                    .warps = MR_GPU_TOP_WARPS,
+                    .shared = MR_GPU_TOP_SHARED(cols)},
+          &a);
+  rig_get(r, got, a.out, sizeof got);
+  for (int k = 0; k < KINDS; k++) {
+    const mr_gpu_best *b = &got[k];
+    const float *row = x + k * LD;
+    bool usable = k < 4 && (k != 3 || cols > 7);
+    assert_int_equal(b->bad, !usable && (k != 4 || cols > 600) && (k != 5 || cols > 3));
+    if (b->bad)
+      continue;
+    assert_int_equal(b->n, cols < MR_GPU_BEST ? cols : MR_GPU_BEST);
+    for (int i = 0; i < b->n; i++) {
+      int above = 0;
+      for (int j = 0; j < cols; j++)
+        above += better(row, j, b->id[i]);
+      assert_int_equal(above, i);
+      assert_true(b->x[i] == row[b->id[i]]);
+    }
+    check_sums(r, row, cols, &ask[k], b);
+  }
+  rig_free_all(r);
+}
+
+static void best(rig *r) {
+  static const int cols[] = {VOCAB, 512, 70, 64, 5, 1};
+  for (size_t i = 0; i < sizeof cols / sizeof *cols; i++)
+    check_best(r, cols[i]);
+}
+
+static void the_best_are_right(void **state) {
+  (void)state;
+  on_every_machine(best);
 }
 
 /* ------------------------------------------------------------------ the emulator itself */
@@ -453,9 +631,8 @@ static void emulator_finds_faults(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(products_are_right),
-      cmocka_unit_test(packing_is_right),
-      cmocka_unit_test(rows_are_right),
+      cmocka_unit_test(products_are_right),    cmocka_unit_test(packing_is_right),
+      cmocka_unit_test(rows_are_right),        cmocka_unit_test(the_best_are_right),
       cmocka_unit_test(emulator_finds_faults),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -172,25 +172,30 @@ static void gemm_is_right(void **state) {
 }
 
 /* m rows at once, from every start, in any split of the panels: the bits of one row alone. */
-static void invariance_on(const mr_kernels *k) {
+static void invariance_of(const mr_kernels *k, mr_scheme s, int with_bias) {
   enum { M = 70, N = 75, K = 200 };
-  for (int s = 0; s < MR_SCHEMES; s++) {
-    problem p = problem_new(&k->gemm[s], M, N, K);
-    size_t rb = p.o->row_bytes(K);
-    float *alone = take(M * N * 4), *y = take(M * N * 4);
-    for (int i = 0; i < M; i++)
-      p.o->gemm(alone + i * N, N, p.px + (size_t)i * rb, 1, p.pw, 0, p.panels, N, K, p.bias, 0);
-    for (int m = 1; m <= M; m++)
-      for (int i0 = 0; i0 + m <= M; i0 += m + 3) {
-        memset(y, 0, (size_t)m * N * 4);
-        int cut = m % (p.panels + 1);
-        p.o->gemm(y, N, p.px + (size_t)i0 * rb, m, p.pw, 0, cut, N, K, p.bias, 0);
-        p.o->gemm(y, N, p.px + (size_t)i0 * rb, m, p.pw, cut, p.panels, N, K, p.bias, 0);
-        assert_memory_equal(y, alone + i0 * N, (size_t)m * N * 4);
-      }
-    free(alone), free(y);
-    problem_free(&p);
-  }
+  problem p = problem_new(&k->gemm[s], M, N, K);
+  const float *bias = with_bias ? p.bias : NULL;
+  size_t rb = p.o->row_bytes(K);
+  float *alone = take(M * N * 4), *y = take(M * N * 4);
+  for (int i = 0; i < M; i++)
+    p.o->gemm(alone + i * N, N, p.px + (size_t)i * rb, 1, p.pw, 0, p.panels, N, K, bias, 1);
+  for (int m = 1; m <= M; m++)
+    for (int i0 = 0; i0 + m <= M; i0 += m + 3) {
+      memset(y, 0, (size_t)m * N * 4);
+      int cut = m % (p.panels + 1);
+      p.o->gemm(y, N, p.px + (size_t)i0 * rb, m, p.pw, 0, cut, N, K, bias, 1);
+      p.o->gemm(y, N, p.px + (size_t)i0 * rb, m, p.pw, cut, p.panels, N, K, bias, 1);
+      assert_memory_equal(y, alone + i0 * N, (size_t)m * N * 4);
+    }
+  free(alone), free(y);
+  problem_free(&p);
+}
+
+static void invariance_on(const mr_kernels *k) {
+  for (int s = 0; s < MR_SCHEMES; s++)
+    for (int with_bias = 0; with_bias < 2; with_bias++)
+      invariance_of(k, (mr_scheme)s, with_bias);
 }
 
 /* As many rows as take other loops: still the bits of one row alone. */
@@ -413,9 +418,13 @@ static void attend(const mr_kernels *k, scene *s, int from, int tile) {
   a.n_q = s->len - from;
   a.q += (size_t)from * a.q_ld;
   a.out += (size_t)from * a.out_ld;
-  for (int h = 0; h < a.n_kv_heads; h++)
+  for (int h = 0; h < a.n_kv_heads; h++) {
+    if (h + 1 < a.n_kv_heads) /* a hint: no bit changes */
+      a.next = (mr_attn_next){s->pages, h + 1, mr_attn_first(&a, from) / 32, (s->len + 31) / 32};
     for (int q0 = 0; q0 < a.n_q; q0 += tile)
       k->attention(&a, h, q0, q0 + tile < a.n_q ? q0 + tile : a.n_q, s->scratch);
+    a.next.pages = NULL;
+  }
 }
 
 static void check_scene(const mr_kernels *k, scene *s, const char *what) {
@@ -480,6 +489,20 @@ static void variants_on(const mr_kernels *k) {
   variants_of(k, 64);
 }
 
+/* More keys than a kernel takes at once. */
+static void long_on(const mr_kernels *k) {
+  static const int dims[] = {64, 80, 20, 128}, heads[] = {6, 2, 14, 10};
+  static const mr_kv_type types[] = {MR_KV_F16, MR_KV_INT8, MR_KV_BF16, MR_KV_F16};
+  for (int i = 0; i < 4; i++) {
+    scene s;
+    scene_new(&s, k, heads[i], 2, dims[i], 300, types[i]);
+    check_scene(k, &s, "long");
+    s.a.window = 150;
+    check_scene(k, &s, "long, window 150");
+    scene_free(&s);
+  }
+}
+
 /* Pages that no token's window reaches may be absent. */
 static void window_pages_on(const mr_kernels *k) {
   scene s;
@@ -496,11 +519,57 @@ static void window_pages_on(const mr_kernels *k) {
   scene_free(&s);
 }
 
+/* Tokens of several sequences that begin with the same pages, together and one by one. */
+static void shared_of(const mr_kernels *k, scene *s, int blocks) {
+  enum { MEMBERS = 7 };
+  const uint8_t *other[16]; /* odd members': the same beginning, then pages in another order */
+  mr_attn a[MEMBERS];
+  size_t ld = s->a.out_ld;
+  float *want = take(MEMBERS * ld * 4), *got = take(MEMBERS * ld * 4);
+  for (int i = 0; i < 16; i++)
+    other[i] = s->pages[i < blocks || i >= s->len / 32 ? i : s->len / 32 - 1 - i + blocks];
+  for (int i = 0; i < MEMBERS; i++) {
+    a[i] = s->a;
+    a[i].pos0 = i % 3 == 0 ? blocks * 32 + i : s->len - 1 - 5 * i;
+    a[i].n_q = 1;
+    a[i].q += (size_t)a[i].pos0 * ld;
+    a[i].pages = i % 2 ? other : s->pages;
+    a[i].out = want + (size_t)i * ld;
+    for (int h = 0; h < a[i].n_kv_heads; h++)
+      k->attention(&a[i], h, 0, 1, s->scratch);
+    a[i].out = got + (size_t)i * ld;
+  }
+  for (int h = 0; h < s->a.n_kv_heads; h++)
+    k->attention_shared(a, MEMBERS, blocks, h, s->scratch);
+  assert_memory_equal(want, got, MEMBERS * ld * 4);
+  free(want), free(got);
+}
+
+static void shared_on(const mr_kernels *k) {
+  static const int dims[] = {64, 80, 128, 32};
+  for (int type = MR_KV_F32; k->attention_shared != NULL && type <= MR_KV_FP8; type++) {
+    scene s;
+    if (mr_kv_packs((mr_kv_type)type))
+      continue;
+    scene_new(&s, k, 6, 2, dims[type % 4], 350, (mr_kv_type)type);
+    for (int i = 0; i < 16; i++)
+      s.slopes[i] = 0.001f * (float)(i + 1);
+    for (int blocks = 4; blocks <= 8; blocks += 4) {
+      shared_of(k, &s, blocks);
+      s.a.slopes = s.slopes, s.a.sinks = s.sinks, s.a.softcap = 4.0f;
+      shared_of(k, &s, blocks);
+    }
+    scene_free(&s);
+  }
+}
+
 static void attention_is_right(void **state) {
   (void)state;
   on_every_table(attention_on);
   on_every_table(variants_on);
+  on_every_table(long_on);
   on_every_table(window_pages_on);
+  on_every_table(shared_on);
 }
 
 /* Other pages, other company: the tokens of one sequence are never touched by garbage beside them.

@@ -20,6 +20,20 @@ static void here(void **state) {
   assert_int_equal(strlen(mr_machine_cpu(name, 3)), 2); /* cut, and terminated */
 }
 
+static volatile unsigned sink;
+
+/* On a machine with other work some of it is waited for, on a quiet one nothing; never more than
+ * there was. */
+static void waited(void **state) {
+  (void)state;
+  double at = mr_sys_seconds(), before = mr_machine_waited_s();
+  while (mr_sys_seconds() < at + 0.05)
+    for (unsigned i = 0; i < 1000; i++)
+      sink += i;
+  double more = mr_machine_waited_s() - before;
+  assert_true(before >= 0 && more >= 0 && more <= mr_sys_seconds() - at);
+}
+
 static int no_file(const char *path, int flags, mode_t mode) {
   (void)path;
   (void)flags;
@@ -36,12 +50,15 @@ static void nowhere(void **state) {
   mr_sys_now = &blind;
   mr_memory m = mr_machine_memory();
   mr_machine_cpu(name, sizeof name);
+  double none = mr_machine_waited_s();
   mr_sys_now = &mr_sys_os;
+  assert_true(none == 0);
   assert_true(m.total == 0 && m.available == 0);
   assert_string_equal(name, "cpu");
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(here), cmocka_unit_test(nowhere)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(here), cmocka_unit_test(waited),
+                                     cmocka_unit_test(nowhere)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -84,16 +84,20 @@ static void learning(void **state) {
   (void)state;
   mr_profile p = {.factor = {1, 1, 1, 1, 1}};
   const double said[MR_PARTS] = {1, 10, 10, 0.001, 1}, took[MR_PARTS] = {1, 12, 100, 5, 0.9};
-  mr_profile_learn(&p, said, took, 0);
+  assert_true(mr_profile_learn(&p, said, took, 0, 0));
   assert_true(fabs(p.factor[MR_PART_GEMM] - 1.2) < 1e-9); /* the first run says it all */
   assert_true(p.factor[MR_PART_ATTENTION] == 2);          /* within bounds */
   assert_true(p.factor[MR_PART_OTHER] == 1);              /* too short to tell */
   for (int i = 0; i < 30; i++)
-    mr_profile_learn(&p, said, took, 0.75); /* the machine was slower than it had been */
+    assert_true(mr_profile_learn(&p, said, took, 0.75, 0.09)); /* the machine was slower than it had
+                                                                  been */
   assert_true(fabs(p.factor[MR_PART_GEMM] - 0.9) < 1e-3);
+  mr_profile before = p;
+  assert_false(mr_profile_learn(&p, said, took, 1, 0.11)); /* others had the processors */
+  assert_memory_equal(&p, &before, sizeof p);
   const double bad[MR_PARTS] = {NAN, INFINITY, -1, 0, 1};
-  mr_profile_learn(&p, bad, took, NAN);
-  mr_profile_learn(&p, said, bad, INFINITY);
+  assert_true(mr_profile_learn(&p, bad, took, NAN, 0));
+  assert_true(mr_profile_learn(&p, said, bad, INFINITY, 0));
   for (int i = 0; i < MR_PARTS; i++)
     assert_true(p.factor[i] >= 0.5 && p.factor[i] <= 2);
 }
