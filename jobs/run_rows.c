@@ -11,10 +11,12 @@
 #define FIRST_ROWS 8
 #define SAVE_S 4.0 /* for keys and values of rows in flight, of the 10 s that a stop may take */
 #define SAVE_BYTES_PER_S 300e6
-#define KEEP_S 2.0  /* for the prefix cache, at a stop */
-#define END_S 0.3   /* for the last commit and the end of the process */
-#define MARGIN 1.1  /* on what rows are expected to take */
-#define BEGIN_S 1.0 /* before a stop no row is begun any more that has to be saved */
+#define KEEP_S 2.0    /* for the prefix cache, at a stop */
+#define END_S 0.3     /* for the last commit and the end of the process */
+#define MEMORY_S 1.0  /* between two looks at the machine's memory */
+#define MEMORY_LOW 32 /* a part of it that is left, and from twice that on it is no more */
+#define MARGIN 1.1    /* on what rows are expected to take */
+#define BEGIN_S 1.0   /* before a stop no row is begun any more that has to be saved */
 #define KEEP_ALL_S 600.0
 #define AHEAD 32
 #define DEFERRED_MAX 16384
@@ -58,6 +60,7 @@ typedef struct loop {
   bool closed; /* the next row would not finish before the deadline */
   mr_pace pace;
   double step_s;                  /* the last one took */
+  double looked_s;                /* when the machine's memory was looked at */
   mr_engine_left left;            /* now */
   uint64_t flying, prompt_tokens; /* rows in the engine; prompt tokens of all that were admitted */
   uint64_t extra;                 /* of the rows in slots, those that will not end in time */
@@ -538,9 +541,25 @@ static bool may_go_on(const loop *l) {
   return !r->stopped;
 }
 
+/* Other work takes the memory that keys and values were to have: they get along with what they
+ * have.
+ */
+static void watch_memory(loop *l) {
+  double now = mr_sys_seconds();
+  if (now < l->looked_s + MEMORY_S)
+    return;
+  l->looked_s = now;
+  mr_memory m = mr_machine_memory();
+  if (m.available < m.total / MEMORY_LOW)
+    mr_engine_memory_low(l->engine, true);
+  else if (m.available > m.total / MEMORY_LOW * 2)
+    mr_engine_memory_low(l->engine, false);
+}
+
 static mr_code run_engine(loop *l, mr_err *err) {
   while (may_go_on(l)) {
     double t = mr_sys_seconds(), commit_s = l->r->report.commit_s;
+    watch_memory(l);
     choose_who_ends(l);
     mr_code rc = admit_all(l, err);
     l->r->report.run_s += mr_sys_seconds() - t - (l->r->report.commit_s - commit_s);

@@ -330,7 +330,7 @@ void mr_engine_stats_get(const mr_engine *e, mr_engine_stats *out) {
   out->waiting = 0;
   for (const mr_flight *f = e->flights; f; f = f->next)
     out->waiting += f->fed == 0;
-  out->kv_pages_total = (uint64_t)mr_kv_total_pages(e->kv);
+  out->kv_pages_total = (uint64_t)mr_kv_most_pages(e->kv);
   mr_kvtier_stats kv;
   mr_kvtier_stats_get(e->tier, &kv);
   out->kv_spill_bytes = kv.spill_bytes;

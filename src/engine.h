@@ -133,6 +133,7 @@ typedef struct mr_engine_stats { /* sums since open */
   uint64_t batch_tokens_sum; /* sum of T over steps */
   int max_batch_seen, active, waiting;
   uint64_t kv_pages_used, kv_pages_total, kv_pages_peak;
+  uint64_t kv_pages_held_back; /* at most, while the machine's memory was low */
   uint64_t kv_spill_bytes, kv_fetch_bytes, kv_failures; /* failures: computed again */
   uint64_t preemptions, recomputed_tokens;              /* ... because memory ran out */
   double kv_stall_s;                                    /* waits for the disk */
@@ -161,6 +162,9 @@ mr_code mr_engine_admit(mr_engine *e, const mr_request *r, mr_err *err);
  * is kept in memory rather than what nobody wants. Returns its number, for `expected` of its
  * request; only a hint. */
 uint64_t mr_engine_expect(mr_engine *e, int adapter, const int32_t *prompt, int n_prompt);
+/* The machine's memory is low, or is not any more: until then keys and values take no memory beyond
+ * what they have had already, as long as some request can go on with it. Results are the same. */
+void mr_engine_memory_low(mr_engine *e, bool low);
 int mr_engine_active(const mr_engine *e); /* requests admitted and not collected */
 mr_code mr_engine_step(mr_engine *e, mr_err *err);
 mr_result *mr_engine_collect(mr_engine *e); /* owned by the caller; NULL: none finished */

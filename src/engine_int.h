@@ -151,6 +151,10 @@ int mr_flight_claim(mr_engine *e, mr_flight *f, int n);
 /* Tokens from `from` to f->fed are computed: others may have them. */
 void mr_flight_publish(mr_engine *e, mr_flight *f, int from);
 
+/* Nothing can go on with the pages that are not held back, if there are others: then they are
+ * needed after all. */
+bool mr_engine_needs_all(mr_engine *e);
+
 /* Opens e->store. MR_E_CANTCREATE, MR_E_NOMEM. */
 mr_code mr_engine_open_store(mr_engine *e, const mr_engine_opts *o, mr_err *err);
 

@@ -382,6 +382,8 @@ mr_code mr_engine_step(mr_engine *e, mr_err *err) {
   double start = mr_sys_seconds();
   mr_step_stats st = {0};
   mr_code rc = build(e, err);
+  if (!rc && !e->n_runs && !e->moved && mr_engine_needs_all(e))
+    rc = build(e, err);
   if (!rc && !e->n_runs)
     return e->moved ? MR_OK : wait_for_disk(e, err);
   if (!rc && e->asks)

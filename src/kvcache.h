@@ -53,7 +53,11 @@ mr_code mr_kv_open_on(mr_kv **out, const mr_config *c, mr_kv_type type, int n_pa
                       const mr_kv_memory *memory, mr_err *err);
 void mr_kv_close(mr_kv *kv);
 int mr_kv_free_pages(const mr_kv *kv);
-int mr_kv_total_pages(const mr_kv *kv);
+int mr_kv_total_pages(const mr_kv *kv); /* without those that are held back */
+int mr_kv_most_pages(const mr_kv *kv);  /* with them */
+/* The machine runs short of memory: pages that nobody has had yet are held back, so that the cache
+ * grows no further; or (false) they may be had again. */
+void mr_kv_hold_back(mr_kv *kv, bool yes);
 mr_kv_type mr_kv_type_of(const mr_kv *kv);
 int mr_kv_pages_for(const mr_kv *kv, int64_t tokens); /* of one sequence, own pages too */
 /* K and V parts of the block that s->len lies in, as MR_KV_OWN_TYPE; NULL: its page has them. */
