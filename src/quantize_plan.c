@@ -348,9 +348,7 @@ static mr_code check_directory(const mr_model *m, mr_err *err) {
                     : m->c.arch.mla        ? "latent attention is folded into its matrices"
                     : m->c.n_experts       ? "experts cannot be rounded by what they meet yet"
                     : m->c.arch.hf_columns ? "its matrices are stored transposed"
-                    : m->c.arch.fused_qkv && m->c.arch.hf_qkv != MR_QKV_STACKED
-                        ? "queries, keys and values are interleaved in one matrix"
-                        : NULL;
+                                           : NULL;
   for (size_t i = 0; !why && i < mr_weights_n(m->weights); i++) {
     int type = mr_weights_at(m->weights, i)->dtype;
     if (type != MR_F32 && type != MR_F16 && type != MR_BF16 && mr_dtype_get(type)->to_f32)

@@ -58,9 +58,10 @@ static bool divide_vector(mr_recipe *r, mr_out_tensor *t, const float *s, int64_
   return true;
 }
 
-/* Rows of the values, or of up: one over the factor of the column that they feed. `from`: the first
- * row that does. */
-static bool divide_rows(mr_recipe *r, mr_out_tensor *t, mr_site_kind kind, int64_t from) {
+/* Rows of the values, or of up: one over the factor of the column that they feed. `feeding`: which
+ * rows of the tensor these are. */
+static bool divide_rows(mr_recipe *r, mr_out_tensor *t, mr_site_kind kind,
+                        const mr_matrix *feeding) {
   const float *s = mr_folds_of(&r->folds, t->layer, kind);
   bool bias = t->n_dims == 1;
   int64_t rows = bias ? t->dims[0] : t->rows;
@@ -68,10 +69,10 @@ static bool divide_rows(mr_recipe *r, mr_out_tensor *t, mr_site_kind kind, int64
   if (!f)
     return !s;
   for (int64_t i = 0; i < rows; i++)
-    f[i] = i < from ? 1
-           : kind == MR_SITE_OUT
-               ? 1 / mr_folds_value(&r->folds, &r->m->c, t->layer, (int)(i - from))
-               : 1 / s[i - from];
+    f[i] = 1;
+  for (int i = 0; i < feeding->n; i++)
+    f[mr_matrix_source(feeding, i)] =
+        kind == MR_SITE_OUT ? 1 / mr_folds_value(&r->folds, &r->m->c, t->layer, i) : 1 / s[i];
   if (bias)
     t->col = f;
   else
@@ -82,7 +83,7 @@ static bool divide_rows(mr_recipe *r, mr_out_tensor *t, mr_site_kind kind, int64
 static bool fold_tensor(mr_recipe *r, mr_out_tensor *t) {
   const mr_config *c = &r->m->c;
   int site = mr_site_of(t->stem);
-  int64_t q = (int64_t)c->n_heads * c->head_dim, kv = (int64_t)c->n_kv_heads * c->head_dim;
+  mr_matrix rows = {.n = c->n_kv_heads * c->head_dim};
   if (t->layer < 0)
     return true;
   if (!strcmp(t->stem, "attn_norm"))
@@ -92,11 +93,16 @@ static bool fold_tensor(mr_recipe *r, mr_out_tensor *t) {
   if (site >= 0 && !is_bias(t))
     t->col = mr_folds_of(&r->folds, t->layer, (mr_site_kind)site);
   if (!strcmp(t->stem, "attn_v"))
-    return divide_rows(r, t, MR_SITE_OUT, 0);
-  if (!strcmp(t->stem, "attn_qkv"))
-    return divide_rows(r, t, MR_SITE_OUT, q + kv);
-  if (!strcmp(t->stem, "ffn_up")) /* gate's rows may come first */
-    return divide_rows(r, t, MR_SITE_DOWN, (t->n_dims == 1 ? t->dims[0] : t->rows) - c->d_ff);
+    return divide_rows(r, t, MR_SITE_OUT, &rows);
+  if (!strcmp(t->stem, "attn_qkv")) { /* a directory's own tensor may lie otherwise */
+    mr_qkv_rows(c, t->raw && r->m->weights->st ? c->arch.hf_qkv : MR_QKV_STACKED, 2, &rows);
+    return divide_rows(r, t, MR_SITE_OUT, &rows);
+  }
+  if (!strcmp(t->stem, "ffn_up")) { /* gate's rows may come first */
+    rows =
+        (mr_matrix){.n = c->d_ff, .first = (int)(t->n_dims == 1 ? t->dims[0] : t->rows) - c->d_ff};
+    return divide_rows(r, t, MR_SITE_DOWN, &rows);
+  }
   return true;
 }
 

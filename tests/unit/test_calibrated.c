@@ -181,7 +181,8 @@ static void budget_and_threads(void **state) {
 }
 
 static void directories(void **state) {
-  static const char *const names[] = {"llama_gqa", "qwen2", "gemma", "phi3"};
+  static const char *const names[] = {"llama_gqa", "qwen2",   "gemma", "phi3",
+                                      "gpt_neox",  "codegen", "bloom"};
   static const double limit[] = {[MR_FORM_GPTQ] = 0.3,
                                  [MR_FORM_AWQ] = 0.3,
                                  [MR_FORM_INT8] = 0.01,
@@ -251,7 +252,7 @@ static void outliers_are_checked(void **state) {
 }
 
 static void directories_refused(void **state) {
-  static const char *const names[] = {"hf/gpt2", "hf/mixtral", "hf/gpt_neox", "hf/deepseek_v3",
+  static const char *const names[] = {"hf/gpt2", "hf/mixtral", "hf/deepseek_v3",
                                       "quant/awq-4bit-g32"};
   (void)state;
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
