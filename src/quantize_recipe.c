@@ -308,8 +308,8 @@ static mr_code sparse(mr_recipe *r, const mr_out_tensor *t, mr_err *err) {
 }
 
 static void take_importance(mr_recipe *r, const mr_out_tensor *t, const mr_site *s) {
-  for (int i = 0; i < s->k; i++) {
-    double x = s->n ? s->square[i] / (double)s->n : 1;
+  for (int64_t i = 0; i < t->dims[0]; i++) {
+    double x = s && s->n ? s->square[i] / (double)s->n : 1;
     r->importance[i] = (float)(t->col ? x / ((double)t->col[i] * t->col[i]) : x);
   }
 }
@@ -332,15 +332,15 @@ int mr_recipe_outliers(const mr_recipe *r, const mr_out_tensor *t) {
 /* Outlier columns go from w to kept. */
 static mr_code set_apart(mr_recipe *r, const mr_out_tensor *t, const mr_site *s,
                          mr_recipe_rows *from, mr_err *err) {
-  int n = mr_recipe_outliers(r, t), at = 0;
+  int n = s ? mr_recipe_outliers(r, t) : 0, at = 0;
   mr_mem_free(r->kept);
   r->kept = mr_mem_alloc((size_t)t->rows * (size_t)n, sizeof *r->kept);
   if (!r->kept)
     return mr_err_set(err, MR_E_NOMEM, "out of memory for outlier columns");
-  for (int i = 0; i < s->k && n; i++)
+  for (int i = 0; n && i < s->k; i++)
     if (s->most[i] >= OUTLIER)
       r->outliers[at++] = i;
-  for (int64_t row = 0; row < t->rows; row++)
+  for (int64_t row = 0; n && row < t->rows; row++)
     for (int i = 0; i < n; i++) {
       float *w = &r->w[(size_t)row * (size_t)s->k + (size_t)r->outliers[i]];
       r->kept[(size_t)row * (size_t)n + (size_t)i] = *w;
@@ -355,14 +355,15 @@ static mr_code set_apart(mr_recipe *r, const mr_out_tensor *t, const mr_site *s,
 static mr_code round_matrix(mr_recipe *r, const mr_out_tensor *t, const mr_site *s, int kind,
                             mr_recipe_rows *from, mr_err *err) {
   int ranged;
-  bool plain = t->n_dims == 2, prune = r->o->sparsify != MR_SPARSE_NO && plain && s->k % 4 == 0;
+  bool plain = t->n_dims == 2;
+  bool prune = r->o->sparsify != MR_SPARSE_NO && plain && s && s->k % 4 == 0;
   bool grid = plain && (r->spec || mr_encode_levels(t->dtype, &ranged));
-  bool gptq = r->o->method == MR_METHOD_GPTQ && grid && !prune;
+  bool gptq = r->o->method == MR_METHOD_GPTQ && grid && !prune && s;
   grid = gptq || (grid && r->spec);
   if (!prune && !grid)
     return MR_OK;
   mr_code rc = load(r, t, err);
-  if (!rc && products_needed(r))
+  if (!rc && products_needed(r) && s)
     rc = factorize(r, s, t->layer, kind, err);
   if (!rc && prune)
     rc = sparse(r, t, err);
@@ -377,14 +378,16 @@ static mr_code round_matrix(mr_recipe *r, const mr_out_tensor *t, const mr_site 
   return rc;
 }
 
+/* A directory's experts have matrices whose inputs are not looked at: those that go down. They are
+ * rounded as if all columns met the same. */
 mr_code mr_recipe_tensor(mr_recipe *r, const mr_out_tensor *t, mr_recipe_rows *from, mr_err *err) {
   int kind = mr_site_of(t->stem);
   *from = (mr_recipe_rows){0};
-  if (t->kind != MR_OUT_MATRIX || t->layer < 0 || kind < 0)
+  if (t->kind != MR_OUT_MATRIX || t->layer < 0 || (kind < 0 && !r->spec))
     return MR_OK;
-  mr_code rc = gather(r, t->layer, err);
-  const mr_site *s = mr_calibration_site(r->c, t->layer, (mr_site_kind)kind);
-  if (rc || s->k != t->dims[0])
+  mr_code rc = kind < 0 ? MR_OK : gather(r, t->layer, err);
+  const mr_site *s = kind < 0 ? NULL : mr_calibration_site(r->c, t->layer, (mr_site_kind)kind);
+  if (rc || (s && s->k != t->dims[0]))
     return rc;
   take_importance(r, t, s);
   r->count++;
