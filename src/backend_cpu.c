@@ -204,6 +204,8 @@ static void cpu_close(mr_backend *b) {
   mr_mem_free(c->pos);
   mr_mem_free(c->tiles);
   mr_mem_free(c->sorted);
+  mr_mem_free(c->groups);
+  mr_mem_free(c->ordered);
   mr_mem_free(c->cuts);
   mr_mem_free(c);
 }
@@ -259,9 +261,12 @@ static bool take_memory(mr_cpu *c) {
   c->pos = mr_mem_alloc(n, sizeof *c->pos);
   c->tiles = mr_mem_alloc(n, sizeof *c->tiles);
   c->sorted = mr_mem_alloc(n, sizeof *c->sorted);
+  c->groups = mr_mem_alloc(n, sizeof *c->groups);
+  c->ordered = mr_mem_alloc(n, sizeof *c->ordered);
   c->cuts = mr_mem_alloc(n * (size_t)c->m->c.n_kv_heads + 1, sizeof *c->cuts);
   return mr_cpu_experts_open(&c->experts, c) && mr_cpu_lora_open(&c->lora, c) && c->packed &&
-         c->line && c->attn && c->own && c->token && c->pos && c->tiles && c->sorted && c->cuts;
+         c->line && c->attn && c->own && c->token && c->pos && c->tiles && c->sorted && c->groups &&
+         c->ordered && c->cuts;
 }
 
 mr_code mr_backend_cpu_open(mr_backend **out, const mr_model *m, const mr_kernels *k, mr_pool *pool,

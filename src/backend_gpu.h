@@ -72,14 +72,16 @@ typedef struct mr_gpu {
   float *parts; /* of attention; NULL: no context is longer than a split */
   size_t parts_bytes;
   int32_t *redo;
-  float *logits_host;     /* pinned */
-  struct mr_gpu_moe *moe; /* or NULL */
-  mr_gpu_side side;       /* what a step needs from the host */
+  float *logits_host;            /* pinned */
+  mr_gpu_best *best, *best_host; /* [max_logits]; on the host: pinned */
+  struct mr_gpu_moe *moe;        /* or NULL */
+  mr_gpu_side side;              /* what a step needs from the host */
   /* of the step: on the device */
   mr_batch batch;
   const int32_t *token, *pos, *page, *wanted;
   const float *temper, *rope_at[2];
   const int32_t *table;
+  const mr_gpu_ask *asks;      /* NULL: rows of logits go to the host */
   const mr_gpu_tile *tiles[2]; /* of one warp; of MR_GPU_WARPS */
   int n_tiles[2], max_pages;
   const mr_buf *logits; /* what finish was called with */

@@ -192,7 +192,12 @@ static mr_code make_room(mr_engine *e, mr_err *err) {
   e->ones = mr_mem_alloc(tokens, 1);
   if (mr_mem_mul(e->scratch_bytes, (size_t)e->info.threads, &bytes))
     e->scratch = mr_mem_pages(bytes);
-  if (!e->runs || !e->owners || !e->ones || !e->scratch)
+  bool asks = mr_forward_can_ask(e->forward);
+  if (asks) {
+    e->asks = mr_mem_alloc((size_t)e->max_logits, sizeof *e->asks);
+    e->fetch = mr_mem_alloc((size_t)e->max_logits, sizeof *e->fetch);
+  }
+  if (!e->runs || !e->owners || !e->ones || !e->scratch || (asks && (!e->asks || !e->fetch)))
     return mr_err_set(err, MR_E_NOMEM, "out of memory for steps of %d tokens",
                       e->info.max_step_tokens);
   memset(e->ones, 1, tokens);
@@ -308,6 +313,8 @@ void mr_engine_close(mr_engine *e) {
   mr_mem_free(e->ones);
   mr_mem_free(e->jobs);
   mr_mem_free(e->scratch);
+  mr_mem_free(e->asks);
+  mr_mem_free(e->fetch);
   mr_mem_free(e);
 }
 

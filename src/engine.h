@@ -123,6 +123,7 @@ typedef struct mr_engine_left { /* of the requests in flight that generate and a
 
 typedef struct mr_engine_stats { /* sums since open */
   uint64_t steps, output_tokens, logit_rows;
+  uint64_t rows_fetched; /* of logits from a device that knew too little of them to choose */
   uint64_t prompt_tokens_computed; /* continuations that are scored, too */
   uint64_t prompt_tokens_shared;   /* taken from a prompt that began alike */
   uint64_t prompt_tokens_cached;   /* taken from the prefix cache of earlier runs */

@@ -26,6 +26,7 @@
 #include "src/lora.h"
 #include "src/prefix.h"
 #include "src/prefixstore.h"
+#include "src/sampler_best.h"
 #include "src/sequence.h"
 
 typedef enum mr_flight_state {
@@ -122,7 +123,9 @@ struct mr_engine {
   mr_run_owner *owners;
   uint64_t step; /* its number, from 1 */
   int n_runs, n_tokens, n_logits;
-  uint8_t *ones; /* max_step_tokens flags, all 1 */
+  uint8_t *ones;    /* max_step_tokens flags, all 1 */
+  mr_gpu_ask *asks; /* [max_logits] rows of the step; NULL: the device does not choose */
+  int32_t *fetch;   /* [max_logits] rows that are needed as a whole */
   mr_logit_job *jobs;
   size_t n_jobs, cap_jobs;
   uint8_t *scratch; /* threads * scratch_bytes: a copy of a row, then the sampler's */

@@ -12,13 +12,14 @@ struct mr_forward {
   int max_tokens, max_logits;
   mr_buf *x; /* [T, d_model] residual stream */
   mr_buf *t; /* [T, d_model] a branch that is normed or scaled before it joins x; or NULL */
-  mr_buf *q, *k, *v, *a; /* [T, heads*head_dim]; a: attention's output */
-  mr_buf *gate, *up;     /* [T, d_ff]; gate NULL where the MLP has none */
-  mr_buf *low;           /* [T, q_lora] queries before their second matrix, or NULL */
-  mr_buf *scores;        /* [T, n_experts] of the router, or NULL */
-  mr_buf *logits;        /* [max_logits, n_vocab] */
-  int32_t *wanted;       /* [max_logits] rows of the step */
-  float *slopes;         /* [n_heads], or NULL */
+  mr_buf *q, *k, *v, *a;  /* [T, heads*head_dim]; a: attention's output */
+  mr_buf *gate, *up;      /* [T, d_ff]; gate NULL where the MLP has none */
+  mr_buf *low;            /* [T, q_lora] queries before their second matrix, or NULL */
+  mr_buf *scores;         /* [T, n_experts] of the router, or NULL */
+  mr_buf *logits;         /* [max_logits, n_vocab] */
+  int32_t *wanted;        /* [max_logits] rows of the step */
+  float *slopes;          /* [n_heads], or NULL */
+  const mr_gpu_ask *asks; /* of the next step, or NULL; borrowed */
 };
 
 /* ------------------------------------------------------------------ open and close */
@@ -238,7 +239,8 @@ static bool wants(const mr_run *r, int i) {
 }
 
 static mr_code make_batch(mr_forward *f, const mr_run *runs, int n_runs, mr_batch *b, mr_err *err) {
-  *b = (mr_batch){.runs = runs, .n_runs = n_runs, .wanted = f->wanted};
+  *b = (mr_batch){.runs = runs, .n_runs = n_runs, .wanted = f->wanted, .asks = f->asks};
+  f->asks = NULL;
   for (int r = 0; r < n_runs; r++) {
     mr_code rc = check_run(f, &runs[r], r, err);
     if (rc)
@@ -465,4 +467,20 @@ mr_code mr_forward_step(mr_forward *f, const mr_run *runs, int n_runs, mr_step_s
 
 float *mr_forward_logits(const mr_forward *f, int i) {
   return f->dev->ops->row(f->dev, f->logits, i);
+}
+
+bool mr_forward_can_ask(const mr_forward *f) {
+  return f->dev->ops->best;
+}
+
+void mr_forward_ask(mr_forward *f, const mr_gpu_ask *asks) {
+  f->asks = asks;
+}
+
+const mr_gpu_best *mr_forward_best(const mr_forward *f, int i) {
+  return f->dev->ops->best(f->dev, i);
+}
+
+mr_code mr_forward_fetch(mr_forward *f, const int32_t *rows, int n, mr_err *err) {
+  return f->dev->ops->fetch(f->dev, f->logits, rows, n, err);
 }

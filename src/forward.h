@@ -32,4 +32,11 @@ mr_code mr_forward_step(mr_forward *f, const mr_run *runs, int n_runs, mr_step_s
                         mr_err *err);
 float *mr_forward_logits(const mr_forward *f, int i); /* [n_vocab] */
 
+/* A device that chooses by itself: with asks (one a row of logits; borrowed, for the next step) the
+ * rows stay there, but for those that are fetched. */
+bool mr_forward_can_ask(const mr_forward *f);
+void mr_forward_ask(mr_forward *f, const mr_gpu_ask *asks);
+const mr_gpu_best *mr_forward_best(const mr_forward *f, int i);
+mr_code mr_forward_fetch(mr_forward *f, const int32_t *rows, int n, mr_err *err); /* ascending */
+
 #endif

@@ -28,6 +28,8 @@ MUTANTS = [
     ("a head is rotated while it is still stored", "heads.cu", "  MR_WARP_SYNC(); /* values may be this line */\n", "", SYNC, "attention"),
     ("a page is converted while it is used", "attn.cu", "convert_page(a, b, page, stage);\n      MR_BARRIER();", "convert_page(a, b, page, stage);", SYNC, "attention"),
     ("weights are multiplied while they are widened", "gemm.cu", "i * MR_GPU_K);\n      MR_BARRIER();", "i * MR_GPU_K);", SYNC, "kernels"),
+    ("a histogram is read before it is whole", "top.cu", "mr_count(&s->bins[key >> shift & 255u]);\n  }\n  MR_BARRIER();", "mr_count(&s->bins[key >> shift & 255u]);\n  }", SYNC, "kernels"),
+    ("equal logits are taken whatever their id", "top.cu", "while (s->equal > s->need && high", "while (0 && high", SYNC, "kernels"),
     ("a row out of reach is not computed again", "attn.cu", "return !(mr_abs(max - a.phi) < a.reach);", "return false;", SYNC, "attention"),
 ]
 

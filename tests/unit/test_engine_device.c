@@ -119,6 +119,8 @@ static void as_on_the_cpu(void **state) {
     o = options(devices[i]);
     run(&o, gpu, &st);
     same(cpu, gpu, false);
+    /* only the second choice's first token needs a row: its first one asked for another draw */
+    assert_true(st.rows_fetched <= 1 && st.logit_rows >= ROWS * NEW);
     drop(gpu);
   }
   drop(cpu);
@@ -239,6 +241,7 @@ static void memory_is_planned(void **state) {
   assert_int_equal(mr_engine_estimate(&o, &big, &err), MR_OK);
   assert_string_equal(big.scheme, "bf16");
   o.device_memory = big.packed_bytes / 100 * 108;
+  o.max_step_tokens = 12;
   if (mr_engine_estimate(&o, &small, &err))
     fail_msg("%s", err.text);
   assert_string_equal(small.scheme, "int8");
