@@ -59,12 +59,11 @@ typedef struct loop {
   size_t n_deferred;
   bool closed; /* the next row would not finish before the deadline */
   mr_pace pace;
-  double step_s;                  /* the last one took */
-  double looked_s;                /* when the machine's memory was looked at */
-  mr_engine_left left;            /* now */
-  uint64_t flying, prompt_tokens; /* rows in the engine; prompt tokens of all that were admitted */
-  uint64_t extra;                 /* of the rows in slots, those that will not end in time */
-  uint64_t held;                  /* of those in the engine, held back so that others do */
+  double step_s;       /* the last one took */
+  double looked_s;     /* when the machine's memory was looked at */
+  mr_engine_left left; /* now */
+  uint64_t flying;     /* rows in the engine */
+  uint64_t extra;      /* of the rows in slots, those that will not end in time */
 } loop;
 
 static mr_code nomem(mr_err *err) {
@@ -272,7 +271,6 @@ static mr_code admit_pending(loop *l, mr_err *err) {
   if (rc == MR_OK) {
     l->pending = false;
     l->flying++;
-    l->prompt_tokens += (uint64_t)l->slots[l->next].rec.e.n_prompt;
     return MR_OK;
   }
   if (rc == MR_E_DATA)
@@ -318,14 +316,13 @@ static double computed_share(const mr_engine_stats *s) {
 
 /* What is in flight and, if e is not NULL, this row with it. */
 static mr_pace_work work_with(const loop *l, const mr_plan_entry *e) {
-  const mr_engine_stats *s = &l->r->report.stats;
-  uint64_t seen = s->prompt_tokens_computed + s->prompt_tokens_shared + s->prompt_tokens_cached;
-  double waiting = l->prompt_tokens > seen ? (double)(l->prompt_tokens - seen) : 0;
+  const mr_engine_left *left = &l->left;
   bool score = e && e->kind == MR_ROW_SCORE;
   double in = e ? e->n_prompt : 0, out = e && !score ? e->n_out : 0, scored = score ? e->n_out : 0;
-  double longest = (double)l->left.longest;
-  return (mr_pace_work){.prompt_tokens = computed_share(s) * (waiting + in) + scored,
-                        .output_tokens = (double)l->left.tokens + out,
+  double longest = (double)left->longest;
+  in = computed_share(&l->r->report.stats) * ((double)left->prompt_tokens + in);
+  return (mr_pace_work){.prompt_tokens = in + scored,
+                        .output_tokens = (double)left->tokens + out,
                         .longest = longest > out ? longest : out};
 }
 
@@ -358,15 +355,17 @@ static bool all_end(loop *l, double margin) {
 static void choose_who_ends(loop *l) {
   if (l->r->deadline_s <= 0 || l->extra)
     return;
-  while (l->held && mr_engine_release(l->engine)) {
-    l->held--;
-    if (2 * l->held >= l->flying || all_end(l, MARGIN))
+  mr_engine_left_get(l->engine, &l->left);
+  uint64_t held = l->left.held;
+  while (held && mr_engine_release(l->engine)) {
+    held--;
+    if (2 * held >= l->flying || all_end(l, MARGIN))
       continue;
-    l->held += mr_engine_hold(l->engine);
+    held += mr_engine_hold(l->engine);
     break;
   }
-  while (2 * (l->held + 1) <= l->flying && !all_end(l, 1) && mr_engine_hold(l->engine))
-    l->held++;
+  while (2 * (held + 1) <= l->flying && !all_end(l, 1) && mr_engine_hold(l->engine))
+    held++;
 }
 
 /* Rows in flight at the deadline have to wait for the next run, so those go first with which all

@@ -115,10 +115,11 @@ typedef struct mr_result {
 
 void mr_result_free(mr_result *r);
 
-typedef struct mr_engine_left { /* of the requests in flight that generate and are not held back */
+typedef struct mr_engine_left { /* of the requests in flight that are not held back */
+  uint64_t prompt_tokens;       /* to compute, or to be taken from others */
   uint64_t tokens;              /* that they may still choose at most, all together */
   uint64_t longest;             /* ... and the most of one choice */
-  uint64_t sequences;           /* choices that go on */
+  uint64_t held;                /* requests that are held back */
 } mr_engine_left;
 
 typedef struct mr_engine_stats { /* sums since open */
@@ -178,7 +179,8 @@ mr_code mr_engine_save(mr_engine *e, const char *prefix, uint64_t max_bytes, dou
 void mr_engine_stats_get(const mr_engine *e, mr_engine_stats *out);
 void mr_engine_left_get(const mr_engine *e, mr_engine_left *out);
 /* Holds back the request that has most left to choose, the youngest of equals, so that the others
- * end sooner: it takes part in no step, but stays where it is. false: none could be. */
+ * end sooner: it takes part in no step, but stays where it is. None that is in the middle of its
+ * prompt; false: there is no other. Where nobody else can go on, all do. */
 bool mr_engine_hold(mr_engine *e);
 /* Lets the one go on that was held back last. false: there is none. */
 bool mr_engine_release(mr_engine *e);

@@ -171,7 +171,7 @@ static mr_code build(mr_engine *e, mr_err *err) {
     e->asks[i] = mr_sampler_ask_for(-1);
   mr_code rc = add_decode(e, err);
   for (mr_flight *f = e->flights; f && !rc && tokens_left(e); f = f->next) {
-    if (f->state != MR_FLIGHT_ACTIVE || !may_begin(e, f))
+    if (f->state != MR_FLIGHT_ACTIVE || f->held || !may_begin(e, f))
       continue;
     if (f->fed < f->r.n_prompt)
       rc = add_prompt(e, f, err);
@@ -376,13 +376,21 @@ static mr_code wait_for_disk(mr_engine *e, mr_err *err) {
                     mr_kv_free_pages(e->kv));
 }
 
+/* Who and what was held back is needed after all. */
+static bool needs_more(mr_engine *e) {
+  bool held = mr_engine_needs_all(e);
+  while (mr_engine_release(e))
+    held = true;
+  return held;
+}
+
 mr_code mr_engine_step(mr_engine *e, mr_err *err) {
   if (!e->flights)
     return MR_OK;
   double start = mr_sys_seconds();
   mr_step_stats st = {0};
   mr_code rc = build(e, err);
-  if (!rc && !e->n_runs && !e->moved && mr_engine_needs_all(e))
+  if (!rc && !e->n_runs && !e->moved && needs_more(e))
     rc = build(e, err);
   if (!rc && !e->n_runs)
     return e->moved ? MR_OK : wait_for_disk(e, err);
