@@ -149,8 +149,27 @@ static const mr_arch archs[] = {
     {.name = "hunyuan-moe", .hf = "hunyuan_v1_moe", .hf_only = true, .rope = MR_ROPE_NEOX,
      .gated = true, .qk_norm = true, .qk_norm_late = true, .pre_norms = true, .rope_base = 1e4f,
      .renorm = true},
+    {.name = "dbrx", .hf = "dbrx", .hf_only = true, .norm = MR_NORM_LAYER, .rope = MR_ROPE_NEOX,
+     .gated = true, .pre_norms = true, .fused_qkv = true, .rope_base = 1e4f},
+    {.name = "aria", .hf = "aria_text", .hf_only = true, .rope = MR_ROPE_NEOX, .gated = true,
+     .pre_norms = true, .rope_base = 1e4f, .renorm = true, .experts_columns = true},
+    {.name = "cohere2moe", .hf = "cohere2_moe", .hf_only = true, .norm = MR_NORM_LAYER,
+     .rope = MR_ROPE_INTERLEAVED, .hf_interleaved = true, .gated = true, .pre_norms = true,
+     .parallel = true, .window_pattern = 4, .nope_global = true, .rope_base = 1e4f,
+     .renorm = true},
+    {.name = "kolibri", .hf = "kolibri1", .hf_only = true, .rope = MR_ROPE_NEOX, .gated = true,
+     .qk_norm = true, .pre_norms = true, .post_norms = true, .window_pattern = 5,
+     .nope_global = true, .rope_base = 1e4f, .scoring = MR_SCORE_SIGMOID, .choose_raw = true,
+     .renorm = true},
+    {.name = "granite-swa", .hf = "granite_swa granitemoe_swa", .hf_only = true,
+     .rope = MR_ROPE_NEOX, .gated = true, .pre_norms = true, .sinks = true, .window_pattern = 4,
+     .window_last = true, .divides_logits = true, .rope_base = 1e4f, .renorm = true},
+    {.name = "granitehybrid", .hf = "granitemoehybrid", .hf_only = true, .rope = MR_ROPE_NEOX,
+     .gated = true, .pre_norms = true, .rope_by_type = true, .divides_logits = true,
+     .rope_base = 1e4f, .renorm = true},
     /* directories only */
-    {.name = "apertus", .hf = "apertus", .hf_only = true, .rope = MR_ROPE_NEOX, .xielu = true,
+    {.name = "apertus", .hf = "apertus apertus1p5_text", .hf_only = true, .rope = MR_ROPE_NEOX,
+     .xielu = true,
      .act_fixed = true, .qk_norm = true, .pre_norms = true, .rope_base = 1.2e7f,
      .rope_default = "{\"rope_type\": \"llama3\", \"rope_theta\": 12000000, \"factor\": 8,"
                      " \"original_max_position_embeddings\": 8192}"},
@@ -216,6 +235,19 @@ static const mr_arch archs[] = {
      .hf_columns = true, .learned_positions = true},
     {.name = "helium", .hf = "helium", .hf_only = true, .rope = MR_ROPE_INTERLEAVED,
      .hf_interleaved = true, .gated = true, .pre_norms = true, .rope_base = 1e5f},
+    {.name = "nanochat", .hf = "nanochat", .hf_only = true, .norm_bare = true, .embed_norm = true,
+     .rope = MR_ROPE_NEOX, .rope_backward = true, .act = MR_ACT_RELU2, .qk_norm_late = true,
+     .qk_norm_bare = true, .pre_norms = true, .rope_base = 1e4f},
+    {.name = "gptneox-japanese", .hf = "gpt_neox_japanese", .hf_only = true,
+     .hf_qkv = MR_QKV_GROUPED, .partial = 1, .norm = MR_NORM_LAYER, .norm_bias = true,
+     .rope = MR_ROPE_NEOX, .act = MR_ACT_GELU, .pre_norms = true, .fused_qkv = true,
+     .rope_base = 1e4f},
+    {.name = "xglm", .hf = "xglm", .hf_only = true, .norm = MR_NORM_LAYER, .norm_bias = true,
+     .act = MR_ACT_GELU, .qkv_bias = true, .out_bias = true, .mlp_bias = true, .pre_norms = true,
+     .sinusoids = MR_SINUSOIDS_ENDS, .position_offset = 2, .embed_scale = true},
+    {.name = "ctrl", .hf = "ctrl", .hf_only = true, .norm = MR_NORM_LAYER, .norm_bias = true,
+     .act = MR_ACT_RELU, .act_fixed = true, .qkv_bias = true, .out_bias = true, .mlp_bias = true,
+     .pre_norms = true, .sinusoids = MR_SINUSOIDS, .embed_scale = true},
     {.name = "vaultgemma", .hf = "vaultgemma", .hf_only = true, .hf_plus1 = true,
      .rope = MR_ROPE_NEOX, .act = MR_ACT_GELU_TANH, .gated = true, .pre_norms = true,
      .embed_scale = true, .window_pattern = 2, .rope_base = 1e4f},
@@ -298,5 +330,6 @@ void mr_config_init(mr_config *c, const mr_arch *a) {
   c->residual_scale = 1;
   c->logit_scale = 1;
   c->route_scale = 1;
+  c->shared_scale = 1;
   c->tied = -1;
 }

@@ -120,10 +120,10 @@ static void embed_rows(void *ctx, int item, int worker) {
   const pass *p = ctx;
   const mr_model *m = p->c->m;
   int d = m->c.d_model;
-  (void)worker;
+  float *room = p->c->line + (size_t)worker * p->c->line_ld;
   for (int i = item * p->chunk; i < pass_end(p, item); i++) {
     float *x = mr_cpu_row(p->x, i);
-    mr_matrix_row(&m->embed, p->c->token[i], x);
+    mr_matrix_rows(&m->embed, p->c->token[i], 1, x, room);
     mr_cpu_lora_embed(p->c, x, i, p->c->token[i]);
     if (m->c.embed_scale != 1)
       p->c->k->scale(x, m->c.embed_scale, d);
@@ -244,9 +244,10 @@ static void measure(const mr_cpu *c, size_t *row_bytes, int *cols) {
 
 static bool take_memory(mr_cpu *c) {
   size_t row_bytes = 64, n = (size_t)c->max_tokens, workers = (size_t)c->workers, bytes;
+  size_t room = mr_matrix_room(&c->m->embed, 1);
   int cols = c->m->c.d_model;
   measure(c, &row_bytes, &cols);
-  c->line_ld = padded((size_t)cols);
+  c->line_ld = padded((size_t)cols > room ? (size_t)cols : room);
   c->attn_bytes =
       (mr_attn_scratch(c->m->c.n_heads, c->m->c.n_kv_heads, c->m->c.head_dim) + 63) & ~(size_t)63;
   if (!mr_mem_mul(n, row_bytes, &bytes))

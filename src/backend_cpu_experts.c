@@ -24,7 +24,6 @@ struct mr_cpu_experts {
   int32_t *first;   /* [n + 1] slots of expert e: first[e] .. first[e + 1] - 1 */
   int kinds;        /* adapters and none, where they change experts; else 1 */
   int32_t *bucket;  /* [n * kinds + 1] the same for slots of expert e and adapter a */
-  uint8_t *plain;   /* [slots] rows for the adapters' arithmetic; or NULL */
   int32_t *item;    /* [n + 1] work items before expert e */
   float *room;      /* [workers, 2n] */
   uint8_t *packed;  /* [slots] packed rows */
@@ -61,13 +60,6 @@ bool mr_cpu_experts_open(mr_cpu_experts **out, const mr_cpu *c) {
   const mr_lora *l = c->m->lora && c->m->lora->experts ? c->m->lora : NULL;
   x->kinds = l ? l->n + 1 : 1;
   x->bucket = mr_mem_alloc((size_t)x->n * (size_t)x->kinds + 1, sizeof *x->bucket);
-  if (l) {
-    size_t a = c->k->gemm[l->scheme].row_bytes(g->d_model);
-    size_t b = c->k->gemm[l->scheme].row_bytes(x->width);
-    x->plain = mr_mem_mul(slots, a > b ? a : b, &bytes) ? mr_mem_pages(bytes) : NULL;
-    if (!x->plain)
-      return false;
-  }
   x->chosen = mr_mem_alloc(slots, sizeof *x->chosen);
   x->weight = mr_mem_alloc(slots, sizeof *x->weight);
   x->slot_of = mr_mem_alloc(slots, sizeof *x->slot_of);
@@ -86,8 +78,8 @@ bool mr_cpu_experts_open(mr_cpu_experts **out, const mr_cpu *c) {
 void mr_cpu_experts_close(mr_cpu_experts *x) {
   if (!x)
     return;
-  void *all[] = {x->chosen, x->weight,   x->slot_of,  x->origin, x->first,  x->item,  x->room,
-                 x->packed, x->inner[0], x->inner[1], x->y,      x->bucket, x->plain, x};
+  void *all[] = {x->chosen, x->weight,   x->slot_of,  x->origin, x->first,  x->item, x->room,
+                 x->packed, x->inner[0], x->inner[1], x->y,      x->bucket, x};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     mr_mem_free(all[i]);
 }
@@ -120,13 +112,13 @@ static void route_rows(void *ctx, int item, int worker) {
     if (g->d_shared == 0)
       continue;
     chosen[g->n_experts_used] = g->n_experts;
-    weight[g->n_experts_used] = 1;
+    weight[g->n_experts_used] = g->shared_scale;
     if (l->shared_gate) {
       float *line = line_of(j, worker), sum = 0;
       mr_cpu_norm(j->c, line, mr_cpu_row(j->op->x, t), g->d_model, &j->op->norm);
       for (int i = 0; i < g->d_model; i++)
         sum += line[i] * l->shared_gate[i];
-      weight[g->n_experts_used] = 1 / (1 + expf(-sum));
+      weight[g->n_experts_used] *= 1 / (1 + expf(-sum));
     }
   }
 }
@@ -173,19 +165,16 @@ static void pack_inputs(void *ctx, int item, int worker) {
     if (g->arch.route_input && x->chosen[i] < g->n_experts)
       j->c->k->scale(line, x->weight[i], g->d_model);
     j->gemm->pack_row(x->packed + (size_t)s * j->row_bytes, line, g->d_model);
-    if (x->plain)
-      mr_cpu_lora_pack(j->c->lora, x->plain + (size_t)s * mr_cpu_lora_bytes(j->c->lora, g->d_model),
-                       line, g->d_model);
   }
 }
 
-/* Inner row s of an expert whose slots begin at `begin`; experts differ in width. */
-static uint8_t *plain_row(const job *j, size_t begin, int s) {
+/* Where the inner row of slot s lies packed; experts differ in width, so their rows do in bytes. */
+static uint8_t *inner_row(const job *j, int s) {
   const mr_cpu_experts *x = j->x;
   const mr_config *g = &j->c->m->c;
-  int f = x->chosen[x->origin[begin]] < g->n_experts ? g->d_expert : g->d_shared;
-  return x->plain + begin * mr_cpu_lora_bytes(j->c->lora, x->width) +
-         ((size_t)s - begin) * mr_cpu_lora_bytes(j->c->lora, f);
+  int e = x->chosen[x->origin[s]], f = e < g->n_experts ? g->d_expert : g->d_shared;
+  size_t begin = (size_t)x->first[e];
+  return x->packed + begin * j->row_bytes + ((size_t)s - begin) * j->gemm->row_bytes(f);
 }
 
 static void pack_inner(void *ctx, int item, int worker) {
@@ -198,11 +187,7 @@ static void pack_inner(void *ctx, int item, int worker) {
     int f = x->chosen[x->origin[s]] < g->n_experts ? g->d_expert : g->d_shared;
     mr_linear op = {.act = g->arch.act, .clamp = g->arch.swiglu_clamp ? clamp : NULL};
     mr_cpu_gate(j->c, line, x->inner[0] + at, x->inner[1] + at, f, &op);
-    size_t begin = (size_t)x->first[x->chosen[x->origin[s]]];
-    j->gemm->pack_row(
-        x->packed + begin * j->row_bytes + ((size_t)s - begin) * j->gemm->row_bytes(f), line, f);
-    if (x->plain)
-      mr_cpu_lora_pack(j->c->lora, plain_row(j, begin, s), line, f);
+    j->gemm->pack_row(inner_row(j, s), line, f);
   }
 }
 
@@ -272,8 +257,7 @@ static void adapt_item(void *ctx, int item, int worker) {
   s.y[0] = (j->down ? x->y : x->inner[0]) + (size_t)from * s.ld;
   s.y[1] = x->inner[1] + (size_t)from * s.ld;
   s.k = s.w[0]->k;
-  s.x = j->down ? plain_row(j, (size_t)x->first[e], from)
-                : x->plain + (size_t)from * mr_cpu_lora_bytes(j->c->lora, s.k);
+  s.x = j->down ? inner_row(j, from) : x->packed + (size_t)from * j->row_bytes;
   for (int i = 0; i < s.n; i++)
     s.link[i] = s.w[i]->lora ? &s.w[i]->lora[a - 1] : NULL;
   mr_cpu_lora_slots_add(j->c, &s, worker);
@@ -282,7 +266,7 @@ static void adapt_item(void *ctx, int item, int worker) {
 static void adapt(job *j, bool down) {
   double start = mr_sys_seconds();
   j->down = down;
-  if (j->x->plain)
+  if (j->x->kinds > 1)
     mr_pool_run(j->c->pool, adapt_item, j, j->x->n * j->x->kinds);
   j->c->base.stats.gemm_s += mr_sys_seconds() - start;
 }

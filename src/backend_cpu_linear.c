@@ -23,7 +23,6 @@ typedef struct job {
   mr_cpu *c;
   const mr_linear *op;
   const mr_gemm_ops *gemm;
-  const mr_cpu_lora_rows *adapted; /* or NULL */
   size_t row_bytes;
   int k, rows;
   int chunk;                    /* rows an item of the packing pass */
@@ -90,7 +89,6 @@ static void pack_rows(void *ctx, int item, int worker) {
   for (int i = item * j->chunk; i < stop; i++) {
     const float *x = input_row(j, i, line);
     j->gemm->pack_row(j->c->packed + (size_t)i * j->row_bytes, x, j->k);
-    mr_cpu_lora_take(j->c->lora, j->adapted, i, x, j->k);
   }
 }
 
@@ -169,12 +167,11 @@ void mr_cpu_linear(mr_backend *b, const mr_linear *op) {
     mr_pool_run(c->pool, copy_rows, &j, (j.rows + j.chunk - 1) / j.chunk);
     b->tap->see(b->tap->ctx, op->w[0], b->tap->rows, j.rows, j.k);
   }
-  j.adapted = mr_cpu_lora_rows_of(c->lora, op);
   mr_pool_run(c->pool, pack_rows, &j, (j.rows + j.chunk - 1) / j.chunk);
   double start = mr_sys_seconds();
   cut(&j);
   mr_pool_run(c->pool, multiply, &j, j.items);
   b->stats.gemm_s += mr_sys_seconds() - start;
   count(&j);
-  mr_cpu_lora_linear(c, j.adapted, op);
+  mr_cpu_lora_linear(c, mr_cpu_lora_rows_of(c->lora, op), op);
 }

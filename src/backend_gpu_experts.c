@@ -150,7 +150,7 @@ static void route(mr_gpu *g, const mr_experts *op, float *weight) {
     if (c->d_shared == 0)
       continue;
     chosen[c->n_experts_used] = c->n_experts;
-    w[c->n_experts_used] = op->layer->shared_gate ? x->shared[t] : 1;
+    w[c->n_experts_used] = (op->layer->shared_gate ? x->shared[t] : 1) * c->shared_scale;
   }
 }
 

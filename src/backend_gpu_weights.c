@@ -9,6 +9,7 @@
 #include "kernels/dtype.h"
 
 #define PIECE ((size_t)8 << 20) /* bytes of the host's memory that go over at once */
+#define ROWS 16                 /* that are read at once */
 
 /* ------------------------------------------------------------------ sizes */
 
@@ -42,9 +43,9 @@ static size_t matrix_bytes(const mr_matrix *w, mr_gpu_hold hold) {
 
 /* The head may be the embedding itself. */
 static bool is_shared(const mr_model *m) {
-  return m->head.data == m->embed.data && m->head.n == m->embed.n && m->head.k == m->embed.k &&
+  return mr_model_tied(m) && m->head.n == m->embed.n && m->head.k == m->embed.k &&
          m->head.first == m->embed.first && m->head.columns == m->embed.columns &&
-         m->head.quant == m->embed.quant && m->head.group == m->embed.group;
+         m->head.group == m->embed.group;
 }
 
 /* Norms and the like, at most: each takes up to 255 bytes more than it has. */
@@ -81,6 +82,20 @@ static int widest_row(const mr_model *m) {
       k = w->n && w->k > k ? w->k : k;
     }
   return mr_gpu_padded(k);
+}
+
+/* Floats of ROWS rows of any matrix, with the room of products. */
+static size_t most_floats(const mr_model *m) {
+  size_t most = 0;
+  for (int i = -2; i < m->c.n_layers; i++)
+    for (int j = 0; j < (i < 0 ? 1 : mr_layer_matrices(m, &m->layers[i])); j++) {
+      const mr_matrix *w = i == -2   ? &m->head
+                           : i == -1 ? &m->embed
+                                     : mr_layer_matrix(&m->layers[i], j);
+      size_t floats = w->n ? (size_t)ROWS * (size_t)w->k + mr_matrix_room(w, ROWS) : 0;
+      most = floats > most ? floats : most;
+    }
+  return most;
 }
 
 /* False: out of the host's memory. */
@@ -127,16 +142,23 @@ static void round_pairs(const mr_gpu_matrix *w, const float *row, uint8_t *to, u
 
 typedef struct loader {
   mr_gpu *g;
-  float *row, *units;
+  float *rows; /* ROWS of them, and room for those of products */
+  float *units;
   uint8_t *piece[2]; /* pinned; of the two planes, or of values and scales */
 } loader;
 
-static void round_row(const loader *l, const mr_gpu_matrix *w, int r, uint8_t *a, uint8_t *b) {
-  mr_matrix_row(w->of, r, l->row);
+/* Row r, which is read with those after it where it is the first of ROWS from r0 on. */
+static void round_row(const loader *l, const mr_gpu_matrix *w, int r0, int r, uint8_t *a,
+                      uint8_t *b) {
+  int at = (r - r0) % ROWS, k = w->of->k;
+  const float *row = l->rows + (size_t)at * (size_t)k;
+  if (at == 0)
+    mr_matrix_rows(w->of, r, ROWS < w->of->n - r ? ROWS : w->of->n - r, l->rows,
+                   l->rows + (size_t)ROWS * (size_t)k);
   if (w->hold >= MR_GPU_INT8)
-    mr_gpu_few_row(w->hold, l->row, w->of->k, w->k, a, (uint16_t *)(void *)b, &l->units[r]);
+    mr_gpu_few_row(w->hold, row, k, w->k, a, (uint16_t *)(void *)b, &l->units[r]);
   else
-    round_pairs(w, l->row, a, w->plane ? b : NULL);
+    round_pairs(w, row, a, w->plane ? b : NULL);
 }
 
 /* A matrix, piece by piece of its rows. */
@@ -151,7 +173,8 @@ static mr_code fill(loader *l, const mr_gpu_matrix *w) {
   for (int r0 = 0; r0 < w->of->n; r0 += rows) {
     int n = rows < w->of->n - r0 ? rows : w->of->n - r0;
     for (int r = 0; r < n; r++)
-      round_row(l, w, r0 + r, l->piece[0] + (size_t)r * bytes, l->piece[1] + (size_t)r * second);
+      round_row(l, w, r0, r0 + r, l->piece[0] + (size_t)r * bytes,
+                l->piece[1] + (size_t)r * second);
     mr_code rc =
         mr_device_put(d, l->g->stream, to[0] + (size_t)r0 * bytes, l->piece[0], (size_t)n * bytes);
     if (!rc && second)
@@ -196,7 +219,7 @@ static mr_code load(loader *l, const mr_matrix *of, mr_err *err) {
   if (!mr_mem_grow((void **)&g->matrices, &g->cap_matrices, g->n_matrices + 1, sizeof *g->matrices))
     return mr_err_set(err, MR_E_NOMEM, "out of memory for the weights");
   mr_gpu_matrix w = {
-      .of = of, .hold = hold_of(g->m, of, g->scheme, l->row), .k = mr_gpu_padded(of->k)};
+      .of = of, .hold = hold_of(g->m, of, g->scheme, l->rows), .k = mr_gpu_padded(of->k)};
   if (!take(g->dev, &w))
     return no_room(g->dev, err);
   g->matrices[g->n_matrices++] = w;
@@ -248,17 +271,17 @@ static size_t most_rows(const mr_model *m) {
 
 mr_code mr_gpu_load_weights(mr_gpu *g, mr_err *err) {
   loader l = {.g = g,
-              .row = mr_mem_alloc((size_t)widest_row(g->m), sizeof(float)),
+              .rows = mr_mem_alloc(most_floats(g->m), sizeof(float)),
               .units = mr_mem_alloc(most_rows(g->m), sizeof(float))};
   size_t piece = PIECE + 4 * (size_t)widest_row(g->m);
-  mr_code rc = l.row && l.units ? MR_OK : MR_E_NOMEM;
+  mr_code rc = l.rows && l.units ? MR_OK : MR_E_NOMEM;
   for (int i = 0; i < 2 && !rc; i++)
     rc = g->dev->ops->host_alloc(g->dev, piece, (void **)&l.piece[i]);
   rc = rc ? mr_err_set(err, MR_E_NOMEM, "out of memory for the weights") : load_all(&l, err);
   for (int i = 0; i < 2; i++)
     if (l.piece[i])
       g->dev->ops->host_release(g->dev, l.piece[i]);
-  mr_mem_free(l.row);
+  mr_mem_free(l.rows);
   mr_mem_free(l.units);
   if (rc)
     return rc;

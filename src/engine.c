@@ -31,9 +31,6 @@ static mr_scheme scheme_of(const mr_engine_opts *o) {
   return o->compute == MR_COMPUTE_EXACT ? MR_SCHEME_F32 : MR_SCHEME_I8;
 }
 
-/* Their arithmetic is small beside the base's: float32 in both modes. */
-static const mr_scheme lora_scheme = MR_SCHEME_F32;
-
 static int kv_type_of(const mr_engine_opts *o) {
   if (o->kv_type >= 0)
     return o->kv_type;
@@ -140,7 +137,7 @@ static mr_code open_adapters(mr_lora **out, const mr_engine_opts *o, mr_model *m
                              const mr_kernels *k, bool pack, mr_err *err) {
   if (o->n_adapters < 1)
     return MR_OK;
-  mr_code rc = mr_lora_new(out, m, o->n_adapters, k, lora_scheme, pack, err);
+  mr_code rc = mr_lora_new(out, m, o->n_adapters, k, scheme_of(o), pack, err);
   for (int i = 0; i < o->n_adapters && !rc; i++)
     rc = mr_lora_add(*out, i, o->adapters[i].name, o->adapters[i].dir, err);
   return rc;

@@ -67,6 +67,9 @@ static mr_code check_model(const mr_model *m, mr_err *err) {
     return mr_err_set(err, MR_E_UNAVAILABLE,
                       "keys of %d and values of %d a head cannot be run: they must be equal",
                       c->head_dim, c->head_dim_v);
+  if (c->arch.parallel && c->n_experts > 0 && (c->arch.post_norms || c->residual_scale != 1))
+    return mr_err_set(err, MR_E_UNAVAILABLE, /* both branches would need the room of one */
+                      "experts beside attention cannot be run with norms or factors after them");
   bool ok = c->n_kv_heads > 0 && c->n_heads % c->n_kv_heads == 0 &&
             fits(&m->head, c->n_vocab, c->d_model);
   for (int i = 0; ok && i < c->n_layers; i++)
@@ -403,23 +406,25 @@ static void mlp_out(mr_forward *f, const mr_layer *l) {
   norm_stream(f, l->ffn_norm, l->ffn_norm_b);
 }
 
-static void experts(mr_forward *f, const mr_layer *l) {
+/* What the router or the MLP's first matrices make of x, and all that experts do: into t. */
+static void enter_mlp(mr_forward *f, const mr_layer *l) {
   mr_experts op = {.layer = l, .x = f->x, .scores = f->scores, .norm = mlp_norm(f, l), .out = f->t};
-  f->dev->ops->experts(f->dev, &op);
-  join_branch(f, l->ffn_post_norm);
+  mlp_in(f, l);
+  if (l->experts)
+    f->dev->ops->experts(f->dev, &op);
 }
 
 static void layer(mr_forward *f, int i) {
   const mr_layer *l = &f->m->layers[i];
   qkv(f, l);
   if (f->m->c.arch.parallel) /* reads x before attention joins it */
-    mlp_in(f, l);
+    enter_mlp(f, l);
   attend(f, l, i);
   project(f, l);
   if (!f->m->c.arch.parallel)
-    mlp_in(f, l);
+    enter_mlp(f, l);
   if (l->experts)
-    experts(f, l);
+    join_branch(f, l->ffn_post_norm);
   else
     mlp_out(f, l);
 }
@@ -448,7 +453,7 @@ mr_code mr_forward_step(mr_forward *f, const mr_run *runs, int n_runs, mr_step_s
   if (rc)
     return rc;
   f->dev->ops->embed(f->dev, f->x);
-  if (f->m->embed_norm) {
+  if (f->m->c.arch.embed_norm) {
     mr_norm_spec norm = norm_of(&f->m->c, f->m->embed_norm, f->m->embed_norm_b);
     f->dev->ops->norm(f->dev, f->x, &norm);
   }

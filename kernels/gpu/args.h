@@ -244,6 +244,14 @@ typedef struct mr_gpu_top {
   int32_t cols;
 } mr_gpu_top;
 
+/* Each warp: rounds times MR_GPU_PEAK_CHAINS products of 16x16x16. A block of MR_GPU_WARPS. */
+#define MR_GPU_PEAK_CHAINS 4
+#define MR_GPU_PEAK_SHARED (16 * 16 * 2)
+typedef struct mr_gpu_peak {
+  float *out; /* [blocks, threads] */
+  int32_t rounds;
+} mr_gpu_peak;
+
 /* X(name, argument): all kernels. gemm: rows a tile, then how numbers are held. */
 #define MR_GPU_KERNELS(X)                                                                          \
   X(embed, mr_gpu_embed)                                                                           \
@@ -270,7 +278,8 @@ typedef struct mr_gpu_top {
   X(merge_uni, mr_gpu_attn)                                                                        \
   X(mix, mr_gpu_mix)                                                                               \
   X(dot, mr_gpu_dot)                                                                               \
-  X(top, mr_gpu_top)
+  X(top, mr_gpu_top)                                                                               \
+  X(peak, mr_gpu_peak)
 
 typedef enum mr_gpu_kernel {
 #define MR_GPU_ID(name, args) MR_GPU_##name,
