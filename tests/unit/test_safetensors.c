@@ -101,7 +101,7 @@ static void hostile(void **state) {
   put_model("{\"a\":{}, \"a\":{}}", 32);
   refused("");
   one("\"dtype\":\"F31\",\"shape\":[1],\"data_offsets\":[0,4]", "dtype");
-  one("\"dtype\":\"F32\",\"shape\":[1,1,1,1,1],\"data_offsets\":[0,4]", "shape");
+  one("\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]", "shape");
   one("\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]", "shape");
   one("\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]", "shape");
   one("\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]", "shape");
