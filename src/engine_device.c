@@ -179,6 +179,25 @@ static void plan_stage(mr_engine_device *d, const mr_engine_opts *o, size_t page
     *most -= (size_t)d->n_stage;
 }
 
+/* Bytes of the weights on the device. Where they do not fit with 8 bits either, layers come over in
+ * each step, so many that steps and pages have half of the memory, or less. */
+static size_t plan_weights(mr_engine_device *d, const mr_engine_opts *o, const mr_model *m) {
+  size_t cap = d->dev->cap;
+  d->scheme = mr_gpu_scheme_of(m, d->scheme);
+  size_t weights = mr_gpu_weight_bytes(m, d->scheme), fewer;
+  if (!o->device_weights && d->scheme != MR_GPU_EXACT && weights > cap / 10 * 9) {
+    d->scheme = MR_GPU_ALL_INT8;
+    weights = mr_gpu_weight_bytes(m, d->scheme);
+  }
+  for (size_t room = cap / 2; weights > cap / 10 * 9 && !d->streamed && room < cap;
+       room += cap / 8) {
+    d->streamed = mr_gpu_streamed_for(m, d->scheme, room, &fewer);
+    if (d->streamed)
+      return fewer;
+  }
+  return weights;
+}
+
 mr_code mr_engine_device_plan(mr_engine_device *d, const mr_engine_opts *o, const mr_model *m,
                               mr_engine_info *info, int *pages, mr_err *err) {
   static const char *const schemes[] = {"by file", "bf16 pairs", "bf16", "int8", "int4"};
@@ -187,12 +206,7 @@ mr_code mr_engine_device_plan(mr_engine_device *d, const mr_engine_opts *o, cons
     return mr_err_set(err, MR_E_UNAVAILABLE,
                       "keys and values of type q4 are not supported on device %s; use int8 or fp8",
                       d->dev->name);
-  d->scheme = mr_gpu_scheme_of(m, d->scheme);
-  size_t weights = mr_gpu_weight_bytes(m, d->scheme);
-  if (!o->device_weights && d->scheme != MR_GPU_EXACT && weights > d->dev->cap / 10 * 9) {
-    d->scheme = MR_GPU_ALL_INT8;
-    weights = mr_gpu_weight_bytes(m, d->scheme);
-  }
+  size_t weights = plan_weights(d, o, m);
   while (!o->max_step_tokens && info->max_step_tokens > LEAST_STEP &&
          weights + step_bytes(d, m, info) + page > d->dev->cap / 10 * 9)
     info->max_step_tokens /= 2;

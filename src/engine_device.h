@@ -16,6 +16,7 @@
 typedef struct mr_engine_device {
   mr_device *dev; /* NULL: the CPU; owned */
   mr_gpu_scheme scheme;
+  int streamed;        /* layers whose weights come over in each step */
   mr_stream *stream;   /* for pages, waited for; owned, as all that follow */
   mr_stream *out, *in; /* for pages beside a step */
   int n_stage;         /* pages that can be on their way out */
