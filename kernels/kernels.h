@@ -207,6 +207,6 @@ void mr_k_fill_avxvnni(mr_kernels *k); /* AVX2 with AVX-VNNI's int8 GEMM: the sa
 void mr_k_fill_avx512(mr_kernels *k);
 
 /* Says how fast results are made (packing, grouping, order); changes whenever their bits may. */
-#define MR_NUMERICS_VERSION 3
+#define MR_NUMERICS_VERSION 4
 
 #endif

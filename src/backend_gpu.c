@@ -370,8 +370,8 @@ static void linear(mr_backend *b, const mr_linear *op) {
       p.plane = g->packed_plane;
   mr_gpu_pack_rows(g, &p, rows);
   for (int i = 0; i < op->n; i++)
-    mr_gpu_multiply(g, mr_gpu_find(g, op->w[i]), g->packed, p.plane, rows, op->y[i]->p,
-                    op->y[i]->ld, op->accumulate);
+    mr_gpu_multiply(g, mr_gpu_use(g, op->w[i]), g->packed, p.plane, rows, op->y[i]->p, op->y[i]->ld,
+                    op->accumulate);
 }
 
 /* ------------------------------------------------------------------ open and close */
@@ -409,6 +409,7 @@ static void gpu_close(mr_backend *b) {
   mr_gpu *g = gpu(b);
   mr_rope_close_all(g->rope);
   mr_gpu_moe_close(g);
+  mr_gpu_stream_close(g);
   if (g->side.host)
     g->dev->ops->host_release(g->dev, g->side.host);
   if (g->logits_host)
@@ -464,7 +465,8 @@ static mr_code take_memory(mr_gpu *g, mr_err *err) {
 }
 
 mr_code mr_backend_gpu_open(mr_backend **out, const mr_model *m, mr_device *dev, mr_kv *kv,
-                            mr_gpu_scheme scheme, int max_tokens, int max_logits, mr_err *err) {
+                            mr_gpu_scheme scheme, int streamed, int max_tokens, int max_logits,
+                            mr_err *err) {
   if (m->lora)
     return mr_err_set(err, MR_E_UNAVAILABLE, "adapters cannot run on a GPU yet; use --device cpu");
   mr_gpu *g = mr_mem_alloc(1, sizeof *g);
@@ -475,6 +477,7 @@ mr_code mr_backend_gpu_open(mr_backend **out, const mr_model *m, mr_device *dev,
   g->dev = dev;
   g->kv = kv;
   g->scheme = scheme;
+  g->streaming.n = streamed;
   g->max_tokens = max_tokens;
   g->max_logits = max_logits;
   mr_code rc = mr_device_fail(dev, dev->ops->stream_new(dev, &g->stream), err);

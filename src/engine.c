@@ -254,7 +254,7 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   e->max_logits = mr_engine_logit_rows(&e->info);
   rc = e->device.dev
            ? mr_forward_open_gpu(&e->forward, e->model, e->device.dev, e->kv, e->device.scheme,
-                                 e->info.max_step_tokens, e->max_logits, err)
+                                 e->device.streamed, e->info.max_step_tokens, e->max_logits, err)
            : mr_forward_open(&e->forward, e->model, e->k, e->pool, e->kv, e->info.max_step_tokens,
                              e->max_logits, err);
   if (!rc)

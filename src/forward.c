@@ -186,12 +186,13 @@ mr_code mr_forward_open(mr_forward **out, const mr_model *m, const mr_kernels *k
 }
 
 mr_code mr_forward_open_gpu(mr_forward **out, const mr_model *m, mr_device *dev, mr_kv *kv,
-                            mr_gpu_scheme scheme, int max_tokens, int max_logits, mr_err *err) {
+                            mr_gpu_scheme scheme, int streamed, int max_tokens, int max_logits,
+                            mr_err *err) {
   mr_forward *f;
   mr_code rc = new_forward(&f, m, max_tokens, max_logits, err);
   if (rc)
     return rc;
-  rc = mr_backend_gpu_open(&f->dev, m, dev, kv, scheme, max_tokens, max_logits, err);
+  rc = mr_backend_gpu_open(&f->dev, m, dev, kv, scheme, streamed, max_tokens, max_logits, err);
   return finish_open(out, f, rc, err);
 }
 

@@ -19,7 +19,8 @@ mr_code mr_forward_open(mr_forward **out, const mr_model *m, const mr_kernels *k
 /* The same on a GPU; the matrices need not be packed. Columns: of its buffers of max_tokens rows,
  * in floats. */
 mr_code mr_forward_open_gpu(mr_forward **out, const mr_model *m, mr_device *dev, mr_kv *kv,
-                            mr_gpu_scheme scheme, int max_tokens, int max_logits, mr_err *err);
+                            mr_gpu_scheme scheme, int streamed, int max_tokens, int max_logits,
+                            mr_err *err);
 size_t mr_forward_columns(const mr_model *m);
 void mr_forward_close(mr_forward *f);
 /* From now on; NULL: nobody. tap->rows has room for max_tokens rows. */

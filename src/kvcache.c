@@ -136,6 +136,10 @@ bool mr_kv_on_device(const mr_kv *kv) {
   return kv->memory != NULL;
 }
 
+const mr_kv_memory *mr_kv_memory_of(const mr_kv *kv) {
+  return kv->memory;
+}
+
 const void *mr_kv_view(const mr_kv *kv, int32_t page, void *room) {
   const uint8_t *at = mr_kv_page(kv, page);
   if (!kv->memory)

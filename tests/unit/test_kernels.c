@@ -839,30 +839,36 @@ static void elementwise_is_right(void **state) {
 }
 
 /* ------------------------------------------------------------------ over the vocabulary */
+static void argmax_of(const mr_kernels *k, int n) {
+  float *x = random_floats((size_t)n, 5.0f);
+  int best = 0, bad;
+  for (int i = 1; i < n; i++)
+    if (x[i] > x[best])
+      best = i;
+  assert_int_equal(k->argmax(x, n, &bad), best);
+  assert_int_equal(bad, 0);
+  x[n - 1] = x[best]; /* a tie: the lower index */
+  x[n / 2] = best < n / 2 ? -INFINITY : x[n / 2];
+  assert_int_equal(k->argmax(x, n, &bad), best);
+  assert_int_equal(bad, 0);
+  x[n / 3] = NAN;
+  int i = k->argmax(x, n, &bad);
+  assert_true(bad == 1 && i >= 0 && i < n);
+  x[n / 3] = INFINITY;
+  (void)k->argmax(x, n, &bad);
+  assert_int_equal(bad, 1);
+  for (int j = 0; j < n; j++)
+    x[j] = -INFINITY;
+  assert_int_equal(k->argmax(x, n, &bad), 0);
+  free(x);
+}
+
 static void argmax_on(const mr_kernels *k) {
-  for (int n = 1; n < 200; n++) {
-    float *x = random_floats((size_t)n, 5.0f);
-    int best = 0, bad;
-    for (int i = 1; i < n; i++)
-      if (x[i] > x[best])
-        best = i;
-    assert_int_equal(k->argmax(x, n, &bad), best);
-    assert_int_equal(bad, 0);
-    x[n - 1] = x[best]; /* a tie: the lower index */
-    x[n / 2] = best < n / 2 ? -INFINITY : x[n / 2];
-    assert_int_equal(k->argmax(x, n, &bad), best);
-    assert_int_equal(bad, 0);
-    x[n / 3] = NAN;
-    int i = k->argmax(x, n, &bad);
-    assert_true(bad == 1 && i >= 0 && i < n);
-    x[n / 3] = INFINITY;
-    (void)k->argmax(x, n, &bad);
-    assert_int_equal(bad, 1);
-    for (int j = 0; j < n; j++)
-      x[j] = -INFINITY;
-    assert_int_equal(k->argmax(x, n, &bad), 0);
-    free(x);
-  }
+  static const int many[] = {4095, 4096, 4097, 8200, 49152};
+  for (int n = 1; n < 200; n++)
+    argmax_of(k, n);
+  for (size_t i = 0; i < 4 * sizeof many / sizeof *many; i++) /* the largest is anywhere */
+    argmax_of(k, many[i / 4]);
 }
 
 static void logsumexp_on(const mr_kernels *k) {
