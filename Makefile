@@ -157,6 +157,12 @@ $(BUILD)/gpu/gfx%.hsaco: $(GPU_SRC)
 	  -ffp-contract=off -I. -Rpass-analysis=kernel-resource-usage -o $@.part kernels/gpu/all.cu 2>$@.log || (cat $@.log; false)
 	@mv $@.part $@
 
+DEVICE ?= cuda
+DEVICE_JSON ?= $(BUILD)/device-check.json
+.PHONY: device-check
+device-check: $(BIN) $(BUILD)/tests/test_gpu_kernels $(BUILD)/tests/test_gpu_attention $(BUILD)/tests/test_gpu_models ## checks and measures a GPU in under 8 minutes, one JSON: make device-check DEVICE=cuda:0
+	@python3 scripts/device-check.py $(BUILD) $(DEVICE) $(DEVICE_JSON) $(wildcard $(SMOLLM2))
+
 # ---------------------------------------------------------------- the demo
 .PHONY: demo
 demo: all model ## build, get the default model, run the example job, show results and report
@@ -170,13 +176,13 @@ test: ## all tests that CI runs; installs what they need
 	@scripts/setup.sh test --quiet
 	@$(MAKE) --no-print-directory -j$$(nproc) all test-programs
 	@$(MAKE) --no-print-directory model
-	@tests/run.sh $(BUILD) unit cli stop kill memory tidy clang asan fuzz-replay
+	@tests/run.sh $(BUILD) unit cli stop kill memory tidy clang asan fuzz-replay device-check
 
 check: ## test, with the unit tests on every instruction set and the second model
 	@scripts/setup.sh test --quiet
 	@$(MAKE) --no-print-directory -j$$(nproc) all test-programs
 	@$(MAKE) --no-print-directory models
-	@tests/run.sh $(BUILD) unit isa cli stop kill memory tidy clang asan fuzz-replay mutants
+	@tests/run.sh $(BUILD) unit isa cli stop kill memory tidy clang asan fuzz-replay device-check mutants
 
 check-long: ## check, and the sanitizer builds of every suite, valgrind, 10 million rows, cron, systemd and Slurm if there (about two hours)
 	@$(MAKE) --no-print-directory check

@@ -6,7 +6,7 @@ _millrace() {
   elif [ "$cmd" = model ] && [ "$COMP_CWORD" -eq 2 ]; then
     COMPREPLY=($(compgen -W "info tokenize detokenize template" -- "$cur"))
   elif [ "$cmd" = bench ] && [ "$COMP_CWORD" -eq 2 ]; then
-    COMPREPLY=($(compgen -W "kernels machine throughput" -- "$cur"))
+    COMPREPLY=($(compgen -W "kernels machine device throughput accuracy" -- "$cur"))
   elif [[ $cur == -* ]]; then
     # the help page is the one list of options
     COMPREPLY=($(compgen -W "$(millrace "$cmd" --help 2>/dev/null | grep -oE -- '--[a-z-]+' | sort -u)" -- "$cur"))

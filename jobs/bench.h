@@ -18,4 +18,9 @@ int mr_bench_kernels(bool json);
 mr_code mr_bench_accuracy(const char *model, int threads, mr_compute compute, int kv_type,
                           char **files, int n, bool json, mr_err *err);
 
+/* A GPU's copies and matrix instructions, and its kernels on the shapes of an 8B model beside them
+ * (an emulated one: on tiny shapes, once, and the figures mean nothing). Prints a table, or JSON.
+ */
+mr_code mr_bench_device(const char *name, bool json, mr_err *err);
+
 #endif

@@ -1,4 +1,4 @@
-/* cmd_bench.c: `millrace bench kernels|machine|throughput|accuracy`. */
+/* cmd_bench.c: `millrace bench kernels|machine|device|throughput|accuracy`. */
 #include <getopt.h>
 #include <jansson.h>
 #include <string.h>
@@ -19,6 +19,7 @@
 static const char usage[] =
     "usage: millrace bench kernels [--json]\n"
     "       millrace bench machine [--threads N] [--json]\n"
+    "       millrace bench device NAME [--json]\n"
     "       millrace bench throughput -m MODEL [--prompt N] [--gen N] [--batch N] [--threads N]\n"
     "                                 [--compute fast|exact] [--kv-type TYPE] [--json]\n"
     "       millrace bench accuracy -m MODEL [--threads N] [--compute fast|exact]\n"
@@ -26,6 +27,7 @@ static const char usage[] =
     "\n"
     "kernels     each kernel against its limit\n"
     "machine     the limits of this machine: memory bandwidth, int8 peak, GEMM rates in the cache\n"
+    "device      a GPU's copies and matrix instructions, and its kernels beside them\n"
     "throughput  tokens per second of the engine: separate random prompts, greedy, no end\n"
     "accuracy    fast mode against exact on the text of files: divergence, first choices, "
     "perplexity\n"
@@ -379,10 +381,12 @@ static mr_code parse(bench_opts *o, int argc, char **argv, bool *help, mr_err *e
     else
       rc = parse_option(o, c, err);
   }
-  bool files = argc > optind && !strcmp(argv[optind], "accuracy");
+  bool files =
+      argc > optind && (!strcmp(argv[optind], "accuracy") || !strcmp(argv[optind], "device"));
   if (!rc && !*help && argc - optind != 1 && !(files && argc - optind > 1))
     rc = mr_err_set(err, MR_E_USAGE,
-                    "bench: name one of kernels, machine, throughput, accuracy (with files)");
+                    "bench: name one of kernels, machine, device (with its name), throughput, "
+                    "accuracy (with files)");
   if (!rc && (int64_t)o->batch * o->prompt > MAX_TOKENS)
     rc = mr_err_set(err, MR_E_USAGE, "bench: more than %d prompt tokens", MAX_TOKENS);
   return rc;
@@ -398,10 +402,13 @@ static mr_code dispatch(const bench_opts *o, char **args, int n, mr_err *err) {
                                      : MR_OK;
   if (!strcmp(what, "machine"))
     return machine(o, err);
+  if (!strcmp(what, "device"))
+    return n == 2 ? mr_bench_device(args[1], o->json, err)
+                  : mr_err_set(err, MR_E_USAGE, "bench device: name one device");
   bool accuracy = !strcmp(what, "accuracy");
   if (!accuracy && strcmp(what, "throughput"))
     return mr_err_set(err, MR_E_USAGE,
-                      "bench: %s is none of kernels, machine, throughput, accuracy", what);
+                      "bench: %s is none of kernels, machine, device, throughput, accuracy", what);
   if (!o->model)
     return mr_err_set(err, MR_E_USAGE, "bench %s: give a model with -m", what);
   if (accuracy && n < 2)

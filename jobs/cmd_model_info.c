@@ -169,7 +169,7 @@ static void page_model(const mr_model *m) {
   if (c->window)
     printf("window          %d tokens\n", c->window);
   printf("output head     %d rows%s\n", c->n_vocab,
-         m->head.data == m->embed.data ? ", tied with the embedding" : "");
+         mr_model_tied(m) ? ", tied with the embedding" : "");
 }
 
 static void page(const subject *s) {
@@ -214,7 +214,7 @@ static json_t *json_model(const mr_model *m) {
                    c->d_ff, "heads", c->n_heads, "kv_heads", c->n_kv_heads, "head_dim", c->head_dim,
                    "context", c->context, "window", c->window, "vocab_rows", c->n_vocab,
                    "context_assumed", c->context_assumed, "tied_head",
-                   m->head.data == m->embed.data);
+                   mr_model_tied(m));
 }
 
 static json_t *json_vocab(const mr_vocab *v) {

@@ -154,12 +154,14 @@ static json_t *engine(const mr_report *r) {
 /* What was done when memory for keys and values ran out. */
 static json_t *kv(const mr_report *r) {
   const mr_engine_stats *s = &r->stats;
-  return json_pack("{s:s*, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "policy", r->info.kv_policy,
-                   "preemptions", count(s->preemptions), "recomputed_tokens",
+  double page = per((double)r->info.kv_memory, (double)s->kv_pages_total);
+  return json_pack("{s:s*, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "policy",
+                   r->info.kv_policy, "preemptions", count(s->preemptions), "recomputed_tokens",
                    count(s->recomputed_tokens), "spill_bytes", count(s->kv_spill_bytes),
                    "fetch_bytes", count(s->kv_fetch_bytes), "disk_failures", count(s->kv_failures),
                    "stall_seconds", real(s->kv_stall_s), "resumed_rows", count(s->resumed_rows),
-                   "resumed_tokens", count(s->resumed_tokens));
+                   "resumed_tokens", count(s->resumed_tokens), "held_back_bytes",
+                   count((uint64_t)((double)s->kv_pages_held_back * page)));
 }
 
 static json_t *prefix_cache(const mr_report *r) {

@@ -11,10 +11,13 @@
 #define FIRST_ROWS 8
 #define SAVE_S 4.0 /* for keys and values of rows in flight, of the 10 s that a stop may take */
 #define SAVE_BYTES_PER_S 300e6
-#define KEEP_S 2.0  /* for the prefix cache, at a stop */
-#define END_S 0.3   /* for the last commit and the end of the process */
-#define MARGIN 1.1  /* on what rows are expected to take */
-#define BEGIN_S 1.0 /* before a stop no row is begun any more that has to be saved */
+#define KEEP_S 2.0    /* for the prefix cache, at a stop */
+#define END_S 0.3     /* for the last commit and the end of the process */
+#define MEMORY_S 1.0  /* between two looks at the machine's memory */
+#define MEMORY_LOW 32 /* a part of it that is left, and from twice that on it is no more */
+#define HOPELESS 3.0  /* times what is left: even half of the rows do not end */
+#define MARGIN 1.1    /* on what rows are expected to take */
+#define BEGIN_S 1.0   /* before a stop no row is begun any more that has to be saved */
 #define KEEP_ALL_S 600.0
 #define AHEAD 32
 #define DEFERRED_MAX 16384
@@ -22,7 +25,8 @@
 /* A row that would not end before the deadline: others are looked for that do. */
 typedef struct deferred {
   uint64_t row, expected;
-  mr_plan_entry e;
+  int chosen;
+  mr_plan_entry left;
 } deferred;
 
 /* A row that comes soon: the engine is told what its prompt shares. */
@@ -36,7 +40,7 @@ typedef struct slot {
   uint64_t expected; /* by the engine; 0: it was not told */
   double work;
   bool used;
-  bool extra; /* it will not end before the deadline */
+  int chosen; /* tokens of it, by a run before */
 } slot;
 
 typedef struct loop {
@@ -57,11 +61,11 @@ typedef struct loop {
   size_t n_deferred;
   bool closed; /* the next row would not finish before the deadline */
   mr_pace pace;
-  double step_s;                  /* the last one took */
-  mr_engine_left left;            /* now */
-  uint64_t flying, prompt_tokens; /* rows in the engine; prompt tokens of all that were admitted */
-  uint64_t extra;                 /* of the rows in slots, those that will not end in time */
-  uint64_t held;                  /* of those in the engine, held back so that others do */
+  double step_s;       /* the last one took */
+  double looked_s;     /* when the machine's memory was looked at */
+  mr_engine_left left; /* now */
+  uint64_t flying;     /* rows in the engine */
+  bool hopeless;       /* no row in flight comes to its end before the deadline */
 } loop;
 
 static mr_code nomem(mr_err *err) {
@@ -159,7 +163,6 @@ static mr_code take_slot(loop *l, size_t *at, mr_err *err) {
 }
 
 static void give_slot(loop *l, size_t at) {
-  l->extra -= l->slots[at].extra;
   mr_plan_record_free(&l->slots[at].rec);
   memset(&l->slots[at], 0, sizeof l->slots[at]);
   l->free_slots[l->n_free++] = at;
@@ -167,10 +170,14 @@ static void give_slot(loop *l, size_t at) {
 
 /* ---- admission */
 
-static bool next_begun(loop *l, uint64_t *row) {
+static bool next_begun(loop *l, uint64_t *row, int *chosen) {
   const mr_run *r = l->r;
   while (l->begun < mr_saved_rows(r->saved)) {
-    *row = mr_saved_at(r->saved, l->begun++)->row;
+    const mr_saved_row *s = mr_saved_at(r->saved, l->begun++);
+    *row = s->row;
+    *chosen = 0;
+    for (int i = 0; i < s->n_seqs; i++)
+      *chosen += s->seqs[i].n_picks;
     if (*row < mr_plan_rows(r->plan) && mr_run_is_open(r, *row))
       return true;
   }
@@ -229,14 +236,19 @@ static mr_code next_scheduled(loop *l, coming *c, bool *more, mr_err *err) {
 static mr_code next_row(loop *l, bool *more, mr_err *err) {
   coming c = {0, 0};
   mr_code rc = MR_OK;
-  *more = next_begun(l, &c.row);
-  if (!*more)
+  int chosen = 0;
+  *more = next_begun(l, &c.row, &chosen);
+  if (!*more) {
+    chosen = 0;
     rc = next_scheduled(l, &c, more, err);
+  }
   if (rc || !*more)
     return rc;
   rc = load_row(l, c.row, err);
-  if (!rc)
+  if (!rc) {
     l->slots[l->next].expected = c.expected;
+    l->slots[l->next].chosen = chosen;
+  }
   return rc;
 }
 
@@ -269,7 +281,6 @@ static mr_code admit_pending(loop *l, mr_err *err) {
   if (rc == MR_OK) {
     l->pending = false;
     l->flying++;
-    l->prompt_tokens += (uint64_t)l->slots[l->next].rec.e.n_prompt;
     return MR_OK;
   }
   if (rc == MR_E_DATA)
@@ -315,14 +326,13 @@ static double computed_share(const mr_engine_stats *s) {
 
 /* What is in flight and, if e is not NULL, this row with it. */
 static mr_pace_work work_with(const loop *l, const mr_plan_entry *e) {
-  const mr_engine_stats *s = &l->r->report.stats;
-  uint64_t seen = s->prompt_tokens_computed + s->prompt_tokens_shared + s->prompt_tokens_cached;
-  double waiting = l->prompt_tokens > seen ? (double)(l->prompt_tokens - seen) : 0;
+  const mr_engine_left *left = &l->left;
   bool score = e && e->kind == MR_ROW_SCORE;
   double in = e ? e->n_prompt : 0, out = e && !score ? e->n_out : 0, scored = score ? e->n_out : 0;
-  double longest = (double)l->left.longest;
-  return (mr_pace_work){.prompt_tokens = computed_share(s) * (waiting + in) + scored,
-                        .output_tokens = (double)l->left.tokens + out,
+  double longest = (double)left->longest;
+  in = computed_share(&l->r->report.stats) * ((double)left->prompt_tokens + in);
+  return (mr_pace_work){.prompt_tokens = in + scored,
+                        .output_tokens = (double)left->tokens + out,
                         .longest = longest > out ? longest : out};
 }
 
@@ -351,19 +361,24 @@ static bool all_end(loop *l, double margin) {
 
 /* Steps took longer than was thought, or rows are longer: those that are farthest from their end
  * stand back, so that the others come to theirs; half of them at most, as what is computed of a row
- * that is cut is not lost. */
+ * that is cut is not lost, and none where that does not help. */
 static void choose_who_ends(loop *l) {
-  if (l->r->deadline_s <= 0 || l->extra)
+  if (l->r->deadline_s <= 0)
     return;
-  while (l->held && mr_engine_release(l->engine)) {
-    l->held--;
-    if (2 * l->held >= l->flying || all_end(l, MARGIN))
+  mr_engine_left_get(l->engine, &l->left);
+  uint64_t held = l->left.held;
+  while (held && mr_engine_release(l->engine)) {
+    held--;
+    if (2 * held >= l->flying || all_end(l, MARGIN))
       continue;
-    l->held += mr_engine_hold(l->engine);
+    held += mr_engine_hold(l->engine);
     break;
   }
-  while (2 * (l->held + 1) <= l->flying && !all_end(l, 1) && mr_engine_hold(l->engine))
-    l->held++;
+  while (2 * (held + 1) <= l->flying && !all_end(l, 1) && mr_engine_hold(l->engine))
+    held++;
+  l->hopeless = !all_end(l, 1 / HOPELESS);
+  while (l->hopeless && mr_engine_release(l->engine))
+    ;
 }
 
 /* Rows in flight at the deadline have to wait for the next run, so those go first with which all
@@ -377,9 +392,16 @@ static bool may_admit(const loop *l) {
   return l->r->deadline_s <= 0 || mr_pace_known(&l->pace) || l->flying < FIRST_ROWS;
 }
 
+/* Without the tokens that a run before has chosen. */
+static mr_plan_entry what_is_left(const slot *s) {
+  mr_plan_entry e = s->rec.e;
+  e.n_out -= s->chosen < e.n_out ? s->chosen : e.n_out;
+  return e;
+}
+
 /* The pending row is put off; no place for it: nothing more is looked at. */
 static mr_code defer(loop *l, mr_err *err) {
-  const mr_plan_record *rec = &l->slots[l->next].rec;
+  const slot *s = &l->slots[l->next];
   if (l->n_deferred == DEFERRED_MAX) {
     l->closed = true;
     return MR_OK;
@@ -388,7 +410,8 @@ static mr_code defer(loop *l, mr_err *err) {
     l->deferred = mr_mem_alloc(DEFERRED_MAX, sizeof *l->deferred);
   if (!l->deferred)
     return nomem(err);
-  l->deferred[l->n_deferred++] = (deferred){rec->row, l->slots[l->next].expected, rec->e};
+  l->deferred[l->n_deferred++] = (deferred){
+      .row = s->rec.row, .expected = s->expected, .chosen = s->chosen, .left = what_is_left(s)};
   give_slot(l, l->next);
   l->pending = false;
   return MR_OK;
@@ -399,15 +422,17 @@ static mr_code take_deferred(loop *l, size_t i, mr_err *err) {
   l->n_deferred--;
   memmove(&l->deferred[i], &l->deferred[i + 1], (l->n_deferred - i) * sizeof *l->deferred);
   mr_code rc = load_row(l, d.row, err);
-  if (!rc)
+  if (!rc) {
     l->slots[l->next].expected = d.expected;
+    l->slots[l->next].chosen = d.chosen;
+  }
   return rc;
 }
 
 /* One that would end in time after all, as rows were faster than it had seemed. */
 static mr_code next_deferred(loop *l, bool *more, mr_err *err) {
   size_t i = 0;
-  while (i < l->n_deferred && would_be_cut(l, &l->deferred[i].e))
+  while (i < l->n_deferred && would_be_cut(l, &l->deferred[i].left))
     i++;
   *more = i < l->n_deferred;
   return *more ? take_deferred(l, i, err) : MR_OK;
@@ -416,18 +441,11 @@ static mr_code next_deferred(loop *l, bool *more, mr_err *err) {
 /* No row would end in time. Where its keys and values outlast the run, one can be begun: a few
  * while there are rows that do end, which would be late with more, else as many as can be saved. */
 static mr_code begin_deferred(loop *l, bool *more, mr_err *err) {
-  uint64_t most = l->flying > l->extra ? FIRST_ROWS : UINT64_MAX;
+  uint64_t most = l->hopeless ? UINT64_MAX : FIRST_ROWS;
   *more = l->n_deferred > 0 && is_kept(l->r) && l->flying < most && save_s(l) < SAVE_S / 2 &&
           mr_sys_seconds() + BEGIN_S < stop_s(l);
   l->closed = !*more && l->n_deferred > 0;
-  if (!*more || l->pending)
-    return MR_OK;
-  mr_code rc = take_deferred(l, 0, err);
-  if (!rc) {
-    l->slots[l->next].extra = true;
-    l->extra++;
-  }
-  return rc;
+  return *more && !l->pending ? take_deferred(l, 0, err) : MR_OK;
 }
 
 /* ---- admission */
@@ -443,8 +461,10 @@ static mr_code choose_row(loop *l, bool *more, mr_err *err) {
   while (!rc && !l->closed) {
     if (!l->pending)
       rc = next_row(l, more, err);
-    if (rc || !*more || l->slots[l->next].rec.e.kind == MR_ROW_BAD ||
-        !would_be_cut(l, &l->slots[l->next].rec.e))
+    if (rc || !*more || l->slots[l->next].rec.e.kind == MR_ROW_BAD)
+      break;
+    mr_plan_entry left = what_is_left(&l->slots[l->next]);
+    if (!would_be_cut(l, &left))
       break;
     rc = defer(l, err);
   }
@@ -538,9 +558,25 @@ static bool may_go_on(const loop *l) {
   return !r->stopped;
 }
 
+/* Other work takes the memory that keys and values were to have: they get along with what they
+ * have.
+ */
+static void watch_memory(loop *l) {
+  double now = mr_sys_seconds();
+  if (now < l->looked_s + MEMORY_S)
+    return;
+  l->looked_s = now;
+  mr_memory m = mr_machine_memory();
+  if (m.available < m.total / MEMORY_LOW)
+    mr_engine_memory_low(l->engine, true);
+  else if (m.available > m.total / MEMORY_LOW * 2)
+    mr_engine_memory_low(l->engine, false);
+}
+
 static mr_code run_engine(loop *l, mr_err *err) {
   while (may_go_on(l)) {
     double t = mr_sys_seconds(), commit_s = l->r->report.commit_s;
+    watch_memory(l);
     choose_who_ends(l);
     mr_code rc = admit_all(l, err);
     l->r->report.run_s += mr_sys_seconds() - t - (l->r->report.commit_s - commit_s);

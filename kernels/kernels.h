@@ -65,6 +65,7 @@ typedef struct mr_gemm_ops {
  * it sees depends on its position alone.
  */
 #define MR_KV_BLOCK 32
+#define MR_ATTN_SPAN 4 /* blocks that rows meet at once, from fixed positions */
 
 typedef enum mr_kv_type {
   MR_KV_F32,
@@ -173,6 +174,10 @@ typedef struct mr_kernels {
   /* attention for query heads of kv head `kv_head`, tokens q0..q1-1 of a: reads keys and values up
    * to position pos0 + q1 - 1. scratch: mr_attn_scratch(...) bytes, 64-aligned */
   void (*attention)(const mr_attn *a, int kv_head, int q0, int q1, void *scratch);
+  /* The same bits for n <= MR_ATTN_TILE single tokens (n_q 1) of as many sequences whose first
+   * `blocks` pages are the same, a multiple of MR_ATTN_SPAN, and whose tokens see all of their keys
+   * and come after them: these are read once. NULL: none. */
+  void (*attention_shared)(const mr_attn *a, int n, int blocks, int kv_head, void *scratch);
 
   /* index of the largest value, the lowest on ties; *bad = 1 if a value is NaN or +infinity (the
    * index is then in range, no more) */
@@ -186,7 +191,6 @@ int mr_rotate_block(int n);
 
 /* Scratch of one attention call with q1 - q0 <= MR_ATTN_TILE tokens. */
 #define MR_ATTN_TILE 32
-#define MR_ATTN_SPAN 4 /* blocks that the vector kernels' rows meet at once */
 size_t mr_attn_scratch(int n_heads, int n_kv_heads, int head_dim);
 
 const mr_kernels *mr_kernels_ref(void);
@@ -203,6 +207,6 @@ void mr_k_fill_avxvnni(mr_kernels *k); /* AVX2 with AVX-VNNI's int8 GEMM: the sa
 void mr_k_fill_avx512(mr_kernels *k);
 
 /* Says how fast results are made (packing, grouping, order); changes whenever their bits may. */
-#define MR_NUMERICS_VERSION 3
+#define MR_NUMERICS_VERSION 4
 
 #endif

@@ -20,6 +20,7 @@
 
 #include <stdbool.h>
 
+#include "kernels/gpu/args.h"
 #include "src/kvcache.h"
 #include "src/model.h"
 
@@ -41,6 +42,7 @@ typedef struct mr_batch { /* a checked step; borrowed from begin to end */
   int n_runs, n_tokens;
   const int32_t *wanted; /* [n_wanted] rows, ascending */
   int n_wanted;
+  const mr_gpu_ask *asks; /* [n_wanted]: only the best of rows are needed; NULL: rows are */
 } mr_batch;
 
 typedef struct mr_step_stats {
@@ -120,6 +122,10 @@ typedef struct mr_backend_ops {
   void (*buf_free)(mr_backend *b, mr_buf *buf);
   /* One row on the host, after end; valid until the next begin. */
   float *(*row)(mr_backend *b, const mr_buf *buf, int row);
+  /* Steps with asks: what is known of a row, after end; and brings rows of logits, ascending, to
+   * the host, where `row` finds them. NULL: this device knows no asks. */
+  const mr_gpu_best *(*best)(mr_backend *b, int row);
+  mr_code (*fetch)(mr_backend *b, const mr_buf *logits, const int32_t *rows, int n, mr_err *err);
 
   mr_code (*begin)(mr_backend *b, const mr_batch *batch, mr_err *err);
   /* x = rows of the embedding, scaled, plus learned positions. */

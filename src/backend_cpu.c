@@ -120,10 +120,10 @@ static void embed_rows(void *ctx, int item, int worker) {
   const pass *p = ctx;
   const mr_model *m = p->c->m;
   int d = m->c.d_model;
-  (void)worker;
+  float *room = p->c->line + (size_t)worker * p->c->line_ld;
   for (int i = item * p->chunk; i < pass_end(p, item); i++) {
     float *x = mr_cpu_row(p->x, i);
-    mr_matrix_row(&m->embed, p->c->token[i], x);
+    mr_matrix_rows(&m->embed, p->c->token[i], 1, x, room);
     mr_cpu_lora_embed(p->c, x, i, p->c->token[i]);
     if (m->c.embed_scale != 1)
       p->c->k->scale(x, m->c.embed_scale, d);
@@ -204,6 +204,8 @@ static void cpu_close(mr_backend *b) {
   mr_mem_free(c->pos);
   mr_mem_free(c->tiles);
   mr_mem_free(c->sorted);
+  mr_mem_free(c->groups);
+  mr_mem_free(c->ordered);
   mr_mem_free(c->cuts);
   mr_mem_free(c);
 }
@@ -242,9 +244,10 @@ static void measure(const mr_cpu *c, size_t *row_bytes, int *cols) {
 
 static bool take_memory(mr_cpu *c) {
   size_t row_bytes = 64, n = (size_t)c->max_tokens, workers = (size_t)c->workers, bytes;
+  size_t room = mr_matrix_room(&c->m->embed, 1);
   int cols = c->m->c.d_model;
   measure(c, &row_bytes, &cols);
-  c->line_ld = padded((size_t)cols);
+  c->line_ld = padded((size_t)cols > room ? (size_t)cols : room);
   c->attn_bytes =
       (mr_attn_scratch(c->m->c.n_heads, c->m->c.n_kv_heads, c->m->c.head_dim) + 63) & ~(size_t)63;
   if (!mr_mem_mul(n, row_bytes, &bytes))
@@ -259,9 +262,12 @@ static bool take_memory(mr_cpu *c) {
   c->pos = mr_mem_alloc(n, sizeof *c->pos);
   c->tiles = mr_mem_alloc(n, sizeof *c->tiles);
   c->sorted = mr_mem_alloc(n, sizeof *c->sorted);
+  c->groups = mr_mem_alloc(n, sizeof *c->groups);
+  c->ordered = mr_mem_alloc(n, sizeof *c->ordered);
   c->cuts = mr_mem_alloc(n * (size_t)c->m->c.n_kv_heads + 1, sizeof *c->cuts);
   return mr_cpu_experts_open(&c->experts, c) && mr_cpu_lora_open(&c->lora, c) && c->packed &&
-         c->line && c->attn && c->own && c->token && c->pos && c->tiles && c->sorted && c->cuts;
+         c->line && c->attn && c->own && c->token && c->pos && c->tiles && c->sorted && c->groups &&
+         c->ordered && c->cuts;
 }
 
 mr_code mr_backend_cpu_open(mr_backend **out, const mr_model *m, const mr_kernels *k, mr_pool *pool,

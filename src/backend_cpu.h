@@ -1,6 +1,6 @@
 /* backend_cpu.h: what the files of the CPU backend share (backend_cpu.c: buffers, the step, passes
- * over rows; backend_cpu_linear.c: packing and GEMM; backend_cpu_attend.c: rope, KV store,
- * attention). */
+ * over rows; backend_cpu_linear.c: packing and GEMM; backend_cpu_tiles.c: how attention is cut;
+ * backend_cpu_attend.c: rope, KV store, attention). */
 #ifndef MR_SRC_BACKEND_CPU_H
 #define MR_SRC_BACKEND_CPU_H
 
@@ -16,6 +16,11 @@ struct mr_buf {
 typedef struct mr_tile { /* new tokens of one run inside one KV page */
   int run, row, n, pos;  /* row: of the first in the step; pos: its position */
 } mr_tile;
+
+typedef struct mr_group { /* tiles that attend together (backend_cpu_tiles.c) */
+  int first, n;           /* of `sorted` */
+  int blocks;             /* the same pages in all of them, whole spans; 0: one tile, or none */
+} mr_group;
 
 typedef struct mr_cpu {
   mr_backend base;
@@ -37,8 +42,10 @@ typedef struct mr_cpu {
   /* of the step */
   mr_batch batch;
   int32_t *token, *pos;    /* [max_tokens]; owned */
-  mr_tile *tiles, *sorted; /* [max_tokens]; sorted: the longest work first; owned */
+  mr_tile *tiles, *sorted; /* [max_tokens]; sorted: those of a group are neighbours; owned */
   int n_tiles;
+  mr_group *groups, *ordered; /* [max_tokens]; ordered: the longest work first; owned */
+  int n_groups;
   int *cuts; /* [max_tokens * n_kv_heads + 1] work items of attention: their first units; owned */
   int n_cuts;
 } mr_cpu;
@@ -61,7 +68,10 @@ int mr_cpu_chunk(const mr_cpu *c, int rows);
 void mr_cpu_linear(mr_backend *b, const mr_linear *op);
 void mr_cpu_attend(mr_backend *b, const mr_attend *op);
 
-/* Cuts the step's runs into tiles and orders them. */
+/* Cuts the step's runs into tiles, groups and work items of attention. */
 void mr_cpu_tile(mr_cpu *c);
+
+/* Keys that the tile's queries read, summed. */
+double mr_cpu_tile_keys(const mr_tile *t, int window);
 
 #endif

@@ -1,8 +1,6 @@
-/* Attention of a step. A tile is the new tokens of one run that lie in one KV page (at most
- * MR_KV_BLOCK, which is MR_ATTN_TILE); a work item is (tile, kv head): its query heads, its K and
- * V. Two workers never write into the same part of a page. Where every run is one tile, a tile's
- * keys are all there once it has stored its own, so store and attention are one pass; else all
- * tiles are stored first.
+/* Attention of a step, cut as backend_cpu_tiles.c says. Two workers never write into the same part
+ * of a page. Where every run is one tile, a tile's keys are all there once it has stored its own,
+ * so store and attention are one pass; else all tiles are stored first.
  *
  * Types that pack a block once it is full (kernels/kernels.h): a tile's tokens meet their own block
  * in 16 bits. It is in the sequence's own pages if it was begun in an earlier step; else it is made
@@ -14,8 +12,6 @@
 
 #include "io/sys.h"
 
-#define ITEMS_A_WORKER 16
-
 typedef struct job {
   mr_cpu *c;
   const mr_attend *op;
@@ -23,71 +19,6 @@ typedef struct job {
   bool rotates; /* q and k, before k is cut to a few bits */
   mr_attn attn; /* what all tiles have in common */
 } job;
-
-/* Keys that the tile's queries read, summed. */
-static double tile_keys(const mr_tile *t, int window) {
-  double keys = t->pos + (t->n + 1) / 2.0;
-  return t->n * (window > 0 && keys > window ? window : keys);
-}
-
-static int log2_floor(double x) {
-  int n = 0;
-  for (; x >= 2 && n < 63; x /= 2)
-    n++;
-  return n;
-}
-
-/* Longest first, to a factor of two: a counting sort by the logarithm of the work. */
-static void sort_tiles(mr_cpu *c) {
-  int count[64] = {0};
-  for (int i = 0; i < c->n_tiles; i++)
-    count[log2_floor(tile_keys(&c->tiles[i], 0))]++;
-  for (int b = 63, at = 0; b >= 0; b--) {
-    int n = count[b];
-    count[b] = at;
-    at += n;
-  }
-  for (int i = 0; i < c->n_tiles; i++)
-    c->sorted[count[log2_floor(tile_keys(&c->tiles[i], 0))]++] = c->tiles[i];
-}
-
-/* Cuts the units (tile, kv head), in order, into work items: enough for each worker to balance, and
- * no more, as within an item the next unit's keys are asked for while one is in work. */
-static void cut_units(mr_cpu *c) {
-  int heads = c->m->c.n_kv_heads, units = c->n_tiles * heads;
-  double all = 0, part = 0;
-  for (int i = 0; i < c->n_tiles; i++)
-    all += heads * tile_keys(&c->sorted[i], 0);
-  double most = all / (c->workers * ITEMS_A_WORKER);
-  c->n_cuts = 0;
-  for (int u = 0; u < units; u++) {
-    double work = tile_keys(&c->sorted[u / heads], 0);
-    if (u == 0 || part + work > most) {
-      c->cuts[c->n_cuts++] = u;
-      part = 0;
-    }
-    part += work;
-  }
-  c->cuts[c->n_cuts] = units;
-}
-
-void mr_cpu_tile(mr_cpu *c) {
-  int row = 0;
-  c->n_tiles = 0;
-  for (int r = 0; r < c->batch.n_runs; r++) {
-    int pos = c->batch.runs[r].seq->len, left = c->batch.runs[r].n;
-    while (left > 0) {
-      int n = MR_KV_BLOCK - pos % MR_KV_BLOCK;
-      n = n < left ? n : left;
-      c->tiles[c->n_tiles++] = (mr_tile){.run = r, .row = row, .n = n, .pos = pos};
-      row += n;
-      pos += n;
-      left -= n;
-    }
-  }
-  sort_tiles(c);
-  cut_units(c);
-}
 
 static void clip(float *x, float limit, int n) {
   for (int i = 0; i < n; i++)
@@ -202,75 +133,104 @@ static void pack(const job *j, const mr_tile *t, int head, const uint8_t *own) {
     j->c->k->kv_pack(parts, parts + j->part, own, j->attn.head_dim, j->attn.type);
 }
 
-/* ------------------------------------------------------------------ units and work items */
-typedef struct unit { /* a tile and a kv head */
+/* ------------------------------------------------------------------ units */
+typedef struct unit { /* n tiles of a group, and a kv head */
   const mr_tile *t;
-  int head;
+  int n, blocks, head;
 } unit;
 
 static unit unit_of(const job *j, int u) {
-  return (unit){&j->c->sorted[u / j->attn.n_kv_heads], u % j->attn.n_kv_heads};
+  const mr_group *g = &j->c->ordered[u / j->attn.n_kv_heads];
+  return (unit){&j->c->sorted[g->first], g->n, g->blocks, u % j->attn.n_kv_heads};
 }
 
-/* What the attention of unit u will read. */
-static mr_attn_next keys_of(const job *j, int u) {
-  unit x = unit_of(j, u);
-  return (mr_attn_next){.pages = j->c->batch.runs[x.t->run].seq->at,
-                        .kv_head = x.head,
-                        .first = mr_attn_first(&j->attn, x.t->pos) / MR_KV_BLOCK,
-                        .end = (x.t->pos + x.t->n - 1) / MR_KV_BLOCK + 1};
-}
-
-/* u: the unit; end: where its item ends */
-static void attend(const job *j, int u, int end, const uint8_t *own, int worker) {
-  unit x = unit_of(j, u);
-  mr_attn a = j->attn;
-  a.q = mr_cpu_row(j->op->q, x.t->row);
-  a.out = mr_cpu_row(j->op->out, x.t->row);
-  a.n_q = x.t->n;
-  a.pos0 = x.t->pos;
-  a.pages = j->c->batch.runs[x.t->run].seq->at;
-  a.own = own;
-  if (u + 1 < end)
-    a.next = keys_of(j, u + 1);
-  j->c->k->attention(&a, x.head, 0, x.t->n, j->c->attn + (size_t)worker * j->c->attn_bytes);
-}
-
-static void store_unit(const job *j, int u, int worker) {
-  unit x = unit_of(j, u);
-  prepare(j, x.t, x.head);
+static void store(const job *j, const mr_tile *t, int head, int worker) {
+  prepare(j, t, head);
   if (!mr_kv_packs(j->attn.type)) {
-    put(j, x.t, x.head, parts_of(j, x.t, x.head), j->attn.type);
+    put(j, t, head, parts_of(j, t, head), j->attn.type);
     return;
   }
-  if (!goes_on(x.t) && !fills(x.t))
+  if (!goes_on(t) && !fills(t))
     return;
-  uint8_t *own = goes_on(x.t) ? own_parts(j, x.t, x.head) : scratch_parts(j, worker);
-  put(j, x.t, x.head, own, MR_KV_OWN_TYPE);
-  pack(j, x.t, x.head, own);
+  uint8_t *own = goes_on(t) ? own_parts(j, t, head) : scratch_parts(j, worker);
+  put(j, t, head, own, MR_KV_OWN_TYPE);
+  pack(j, t, head, own);
 }
 
-static void attend_unit(const job *j, int u, int end, int worker) {
-  unit x = unit_of(j, u);
-  uint8_t *own = NULL;
-  if (mr_kv_packs(j->attn.type))
-    own = goes_on(x.t) ? own_parts(j, x.t, x.head) : scratch_parts(j, worker);
-  if (own && !goes_on(x.t))
-    put(j, x.t, x.head, own, MR_KV_OWN_TYPE);
-  attend(j, u, end, own, worker);
+/* What a tile's attention reads, if it begins at block `first` or, -1, where its window does. */
+static mr_attn_next keys_of(const job *j, const mr_tile *t, int head, int first) {
+  first = first >= 0 ? first : mr_attn_first(&j->attn, t->pos) / MR_KV_BLOCK;
+  return (mr_attn_next){.pages = j->c->batch.runs[t->run].seq->at,
+                        .kv_head = head,
+                        .first = first,
+                        .end = (t->pos + t->n - 1) / MR_KV_BLOCK + 1};
 }
 
+static mr_attn attn_of(const job *j, const mr_tile *t, const uint8_t *own) {
+  mr_attn a = j->attn;
+  a.q = mr_cpu_row(j->op->q, t->row);
+  a.out = mr_cpu_row(j->op->out, t->row);
+  a.n_q = t->n;
+  a.pos0 = t->pos;
+  a.pages = j->c->batch.runs[t->run].seq->at;
+  a.own = own;
+  return a;
+}
+
+/* Where the keys of the block in work are, for types that pack: a tile that begins a block alone.
+ */
+static const uint8_t *block_in_work(const job *j, const mr_tile *t, int head, int worker,
+                                    bool both) {
+  if (!mr_kv_packs(j->attn.type))
+    return NULL;
+  if (both || goes_on(t))
+    return own_parts(j, t, head);
+  put(j, t, head, scratch_parts(j, worker), MR_KV_OWN_TYPE);
+  return scratch_parts(j, worker);
+}
+
+/* A unit's tokens whose windows let all see what they share. */
+static bool sees_shared(const job *j, const unit *x) {
+  for (int i = 0; i < x->n; i++)
+    if (mr_attn_first(&j->attn, x->t[i].pos) > 0)
+      return false;
+  return x->blocks > 0;
+}
+
+/* u: the unit; end: where its item ends; both: its tokens were stored in this pass */
+static void attend(const job *j, int u, int end, int worker, bool both) {
+  unit x = unit_of(j, u), y = unit_of(j, u + 1 < end ? u + 1 : u);
+  bool shared = sees_shared(j, &x);
+  mr_attn a[MR_ATTN_TILE];
+  void *scratch = j->c->attn + (size_t)worker * j->c->attn_bytes;
+  for (int i = 0; i < x.n; i++) {
+    a[i] = attn_of(j, &x.t[i], block_in_work(j, &x.t[i], x.head, worker, both));
+    if (i + 1 < x.n)
+      a[i].next = keys_of(j, &x.t[i + 1], x.head, shared ? x.blocks : -1);
+    else if (u + 1 < end)
+      a[i].next = keys_of(j, y.t, y.head, -1);
+    if (!shared)
+      j->c->k->attention(&a[i], x.head, 0, a[i].n_q, scratch);
+  }
+  if (shared)
+    j->c->k->attention_shared(a, x.n, x.blocks, x.head, scratch);
+}
+
+/* ------------------------------------------------------------------ work items */
 static void store_item(void *ctx, int item, int worker) {
   const job *j = ctx;
-  for (int u = j->c->cuts[item]; u < j->c->cuts[item + 1]; u++)
-    store_unit(j, u, worker);
+  for (int u = j->c->cuts[item]; u < j->c->cuts[item + 1]; u++) {
+    unit x = unit_of(j, u);
+    for (int i = 0; i < x.n; i++)
+      store(j, &x.t[i], x.head, worker);
+  }
 }
 
 static void attend_item(void *ctx, int item, int worker) {
   const job *j = ctx;
   int end = j->c->cuts[item + 1];
   for (int u = j->c->cuts[item]; u < end; u++)
-    attend_unit(j, u, end, worker);
+    attend(j, u, end, worker, false);
 }
 
 /* The first tokens of a block, for the steps to come. */
@@ -279,22 +239,21 @@ static void keep_item(void *ctx, int item, int worker) {
   (void)worker;
   for (int u = j->c->cuts[item]; u < j->c->cuts[item + 1]; u++) {
     unit x = unit_of(j, u);
-    if (!goes_on(x.t) && !fills(x.t))
-      put(j, x.t, x.head, own_parts(j, x.t, x.head), MR_KV_OWN_TYPE);
+    for (int i = 0; i < x.n; i++)
+      if (!goes_on(&x.t[i]) && !fills(&x.t[i]))
+        put(j, &x.t[i], x.head, own_parts(j, &x.t[i], x.head), MR_KV_OWN_TYPE);
   }
 }
 
 /* Where the tokens of a run that is one tile are stored first. */
-static uint8_t *new_parts(const job *j, int u) {
-  unit x = unit_of(j, u);
-  return mr_kv_packs(j->attn.type) ? own_parts(j, x.t, x.head) : parts_of(j, x.t, x.head);
+static uint8_t *new_parts(const job *j, const mr_tile *t, int head) {
+  return mr_kv_packs(j->attn.type) ? own_parts(j, t, head) : parts_of(j, t, head);
 }
 
 /* A token's key touches all lines of its part. */
-static void ask(const job *j, int u) {
-  const uint8_t *k = new_parts(j, u);
-  for (size_t i = 0; i < j->part; i += 64)
-    __builtin_prefetch(k + i);
+static void ask(const uint8_t *part, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64)
+    __builtin_prefetch(part + i);
 }
 
 static void both_item(void *ctx, int item, int worker) {
@@ -302,18 +261,21 @@ static void both_item(void *ctx, int item, int worker) {
   int first = j->c->cuts[item], end = j->c->cuts[item + 1];
   mr_kv_type type = mr_kv_packs(j->attn.type) ? MR_KV_OWN_TYPE : j->attn.type;
   for (int u = first; u < end; u++) {
-    unit x = unit_of(j, u);
-    if (u + 1 < end)
-      ask(j, u + 1);
-    prepare(j, x.t, x.head);
-    put(j, x.t, x.head, new_parts(j, u), type);
+    unit x = unit_of(j, u), y = unit_of(j, u + 1 < end ? u + 1 : u);
+    for (int i = 0; i < x.n; i++) {
+      if (i + 1 < x.n)
+        ask(new_parts(j, &x.t[i + 1], x.head), j->part);
+      else
+        ask(new_parts(j, y.t, y.head), j->part);
+      prepare(j, &x.t[i], x.head);
+      put(j, &x.t[i], x.head, new_parts(j, &x.t[i], x.head), type);
+    }
   }
   for (int u = first; u < end; u++) {
     unit x = unit_of(j, u);
-    uint8_t *own = mr_kv_packs(j->attn.type) ? own_parts(j, x.t, x.head) : NULL;
-    attend(j, u, end, own, worker);
-    if (own)
-      pack(j, x.t, x.head, own);
+    attend(j, u, end, worker, true);
+    for (int i = 0; i < x.n && mr_kv_packs(j->attn.type); i++)
+      pack(j, &x.t[i], x.head, own_parts(j, &x.t[i], x.head));
   }
 }
 
@@ -350,11 +312,18 @@ static void describe(job *j) {
 }
 
 static void count(const job *j) {
+  const mr_cpu *c = j->c;
   mr_step_stats *s = &j->c->base.stats;
-  for (int i = 0; i < j->c->n_tiles; i++) {
-    double keys = tile_keys(&j->c->tiles[i], j->op->window);
+  double block = 2 * (double)j->part * j->attn.n_kv_heads;
+  for (int i = 0; i < c->n_tiles; i++) {
+    double keys = mr_cpu_tile_keys(&c->tiles[i], j->op->window);
     s->flops += 4.0 * keys * j->attn.n_heads * j->attn.head_dim;
-    s->bytes += keys / j->c->tiles[i].n * 2 * (double)j->part * j->attn.n_kv_heads / MR_KV_BLOCK;
+    s->bytes += keys / c->tiles[i].n * block / MR_KV_BLOCK;
+  }
+  for (int u = 0; u < c->n_groups * j->attn.n_kv_heads; u += j->attn.n_kv_heads) {
+    unit x = unit_of(j, u);
+    if (sees_shared(j, &x)) /* once */
+      s->bytes -= (x.n - 1) * x.blocks * block;
   }
 }
 

@@ -6,6 +6,7 @@
 #include "src/backend_cpu_experts.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "io/mem.h"
 #include "io/sys.h"
@@ -13,6 +14,8 @@
 #include "src/route.h"
 
 #define ITEMS_PER_WORKER 8
+#define READ_ROWS 16 /* a panel is read in about the time that it is multiplied with as many rows  \
+                      */
 
 struct mr_cpu_experts {
   int n, each;      /* experts with the shared one; slots of a token */
@@ -24,8 +27,8 @@ struct mr_cpu_experts {
   int32_t *first;   /* [n + 1] slots of expert e: first[e] .. first[e + 1] - 1 */
   int kinds;        /* adapters and none, where they change experts; else 1 */
   int32_t *bucket;  /* [n * kinds + 1] the same for slots of expert e and adapter a */
-  uint8_t *plain;   /* [slots] rows for the adapters' arithmetic; or NULL */
   int32_t *item;    /* [n + 1] work items before expert e */
+  int32_t *cut;     /* [n] panels of each of them */
   float *room;      /* [workers, 2n] */
   uint8_t *packed;  /* [slots] packed rows */
   float *inner[2];  /* [slots, width] gate and up */
@@ -38,7 +41,7 @@ typedef struct job {
   mr_cpu_experts *x;
   const mr_gemm_ops *gemm;
   size_t row_bytes;
-  int slots, panels, chunk, tokens;
+  int slots, chunk, tokens;
   bool down; /* which of an expert's matrices */
 } job;
 
@@ -61,33 +64,27 @@ bool mr_cpu_experts_open(mr_cpu_experts **out, const mr_cpu *c) {
   const mr_lora *l = c->m->lora && c->m->lora->experts ? c->m->lora : NULL;
   x->kinds = l ? l->n + 1 : 1;
   x->bucket = mr_mem_alloc((size_t)x->n * (size_t)x->kinds + 1, sizeof *x->bucket);
-  if (l) {
-    size_t a = c->k->gemm[l->scheme].row_bytes(g->d_model);
-    size_t b = c->k->gemm[l->scheme].row_bytes(x->width);
-    x->plain = mr_mem_mul(slots, a > b ? a : b, &bytes) ? mr_mem_pages(bytes) : NULL;
-    if (!x->plain)
-      return false;
-  }
   x->chosen = mr_mem_alloc(slots, sizeof *x->chosen);
   x->weight = mr_mem_alloc(slots, sizeof *x->weight);
   x->slot_of = mr_mem_alloc(slots, sizeof *x->slot_of);
   x->origin = mr_mem_alloc(slots, sizeof *x->origin);
   x->first = mr_mem_alloc((size_t)x->n + 1, sizeof *x->first);
   x->item = mr_mem_alloc((size_t)x->n + 1, sizeof *x->item);
+  x->cut = mr_mem_alloc((size_t)x->n, sizeof *x->cut);
   x->room = mr_mem_alloc((size_t)c->workers * 2 * (size_t)x->n, sizeof *x->room);
   x->packed = mr_mem_mul(slots, widest, &bytes) ? mr_mem_pages(bytes) : NULL;
   x->inner[0] = mr_mem_alloc(slots, (size_t)x->width * sizeof(float));
   x->inner[1] = mr_mem_alloc(slots, (size_t)x->width * sizeof(float));
   x->y = mr_mem_alloc(slots, (size_t)g->d_model * sizeof(float));
   return x->chosen && x->weight && x->slot_of && x->origin && x->first && x->bucket && x->item &&
-         x->room && x->packed && x->inner[0] && x->inner[1] && x->y;
+         x->cut && x->room && x->packed && x->inner[0] && x->inner[1] && x->y;
 }
 
 void mr_cpu_experts_close(mr_cpu_experts *x) {
   if (!x)
     return;
-  void *all[] = {x->chosen, x->weight,   x->slot_of,  x->origin, x->first,  x->item,  x->room,
-                 x->packed, x->inner[0], x->inner[1], x->y,      x->bucket, x->plain, x};
+  void *all[] = {x->chosen, x->weight, x->slot_of,  x->origin,   x->first, x->item,   x->cut,
+                 x->room,   x->packed, x->inner[0], x->inner[1], x->y,     x->bucket, x};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     mr_mem_free(all[i]);
 }
@@ -120,13 +117,13 @@ static void route_rows(void *ctx, int item, int worker) {
     if (g->d_shared == 0)
       continue;
     chosen[g->n_experts_used] = g->n_experts;
-    weight[g->n_experts_used] = 1;
+    weight[g->n_experts_used] = g->shared_scale;
     if (l->shared_gate) {
       float *line = line_of(j, worker), sum = 0;
       mr_cpu_norm(j->c, line, mr_cpu_row(j->op->x, t), g->d_model, &j->op->norm);
       for (int i = 0; i < g->d_model; i++)
         sum += line[i] * l->shared_gate[i];
-      weight[g->n_experts_used] = 1 / (1 + expf(-sum));
+      weight[g->n_experts_used] *= 1 / (1 + expf(-sum));
     }
   }
 }
@@ -162,30 +159,38 @@ static void sort_slots(job *j) {
 
 /* ------------------------------------------------------------------ the two GEMMs */
 
+/* A token's row is normed and packed once and copied to its slots, but where its weights scale the
+ * input. */
 static void pack_inputs(void *ctx, int item, int worker) {
   const job *j = ctx;
   const mr_cpu_experts *x = j->x;
   const mr_config *g = &j->c->m->c;
   float *line = line_of(j, worker);
-  for (int s = item * j->chunk; s < stop(j, item, j->slots); s++) {
-    int i = x->origin[s];
-    mr_cpu_norm(j->c, line, mr_cpu_row(j->op->x, i / x->each), g->d_model, &j->op->norm);
-    if (g->arch.route_input && x->chosen[i] < g->n_experts)
-      j->c->k->scale(line, x->weight[i], g->d_model);
-    j->gemm->pack_row(x->packed + (size_t)s * j->row_bytes, line, g->d_model);
-    if (x->plain)
-      mr_cpu_lora_pack(j->c->lora, x->plain + (size_t)s * mr_cpu_lora_bytes(j->c->lora, g->d_model),
-                       line, g->d_model);
+  for (int t = item * j->chunk; t < stop(j, item, j->tokens); t++) {
+    const uint8_t *plain = NULL;
+    for (int i = t * x->each; i < (t + 1) * x->each; i++) {
+      uint8_t *to = x->packed + (size_t)x->slot_of[i] * j->row_bytes;
+      bool scaled = g->arch.route_input && x->chosen[i] < g->n_experts;
+      if (plain && !scaled) {
+        memcpy(to, plain, j->row_bytes);
+        continue;
+      }
+      mr_cpu_norm(j->c, line, mr_cpu_row(j->op->x, t), g->d_model, &j->op->norm);
+      if (scaled)
+        j->c->k->scale(line, x->weight[i], g->d_model);
+      j->gemm->pack_row(to, line, g->d_model);
+      plain = scaled ? plain : to;
+    }
   }
 }
 
-/* Inner row s of an expert whose slots begin at `begin`; experts differ in width. */
-static uint8_t *plain_row(const job *j, size_t begin, int s) {
+/* Where the inner row of slot s lies packed; experts differ in width, so their rows do in bytes. */
+static uint8_t *inner_row(const job *j, int s) {
   const mr_cpu_experts *x = j->x;
   const mr_config *g = &j->c->m->c;
-  int f = x->chosen[x->origin[begin]] < g->n_experts ? g->d_expert : g->d_shared;
-  return x->plain + begin * mr_cpu_lora_bytes(j->c->lora, x->width) +
-         ((size_t)s - begin) * mr_cpu_lora_bytes(j->c->lora, f);
+  int e = x->chosen[x->origin[s]], f = e < g->n_experts ? g->d_expert : g->d_shared;
+  size_t begin = (size_t)x->first[e];
+  return x->packed + begin * j->row_bytes + ((size_t)s - begin) * j->gemm->row_bytes(f);
 }
 
 static void pack_inner(void *ctx, int item, int worker) {
@@ -198,18 +203,14 @@ static void pack_inner(void *ctx, int item, int worker) {
     int f = x->chosen[x->origin[s]] < g->n_experts ? g->d_expert : g->d_shared;
     mr_linear op = {.act = g->arch.act, .clamp = g->arch.swiglu_clamp ? clamp : NULL};
     mr_cpu_gate(j->c, line, x->inner[0] + at, x->inner[1] + at, f, &op);
-    size_t begin = (size_t)x->first[x->chosen[x->origin[s]]];
-    j->gemm->pack_row(
-        x->packed + begin * j->row_bytes + ((size_t)s - begin) * j->gemm->row_bytes(f), line, f);
-    if (x->plain)
-      mr_cpu_lora_pack(j->c->lora, plain_row(j, begin, s), line, f);
+    j->gemm->pack_row(inner_row(j, s), line, f);
   }
 }
 
 static void multiply(const job *j, int e, const mr_matrix *w, float *y, size_t ld, int p0) {
   const mr_cpu_experts *x = j->x;
   int total = (w->n + j->gemm->nr - 1) / j->gemm->nr;
-  int p1 = p0 + j->panels < total ? p0 + j->panels : total;
+  int p1 = p0 + x->cut[e] < total ? p0 + x->cut[e] : total;
   size_t from = (size_t)x->first[e];
   j->gemm->gemm(y + from * ld, ld, x->packed + from * j->row_bytes, x->first[e + 1] - x->first[e],
                 w->packed, p0, p1, w->n, w->k, w->bias, 0);
@@ -225,11 +226,31 @@ static void multiply_item(void *ctx, int item, int worker) {
     *(x->item[mid] <= item ? &lo : &hi) = mid;
   }
   const mr_expert *w = &j->op->layer->experts[lo];
-  int at = item - x->item[lo], p0 = at / per * j->panels;
+  int at = item - x->item[lo], p0 = at / per * x->cut[lo];
   if (j->down)
     multiply(j, lo, &w->down, x->y, (size_t)j->c->m->c.d_model, p0);
   else
     multiply(j, lo, at % 2 ? &w->up : &w->gate, x->inner[at % 2], (size_t)x->width, p0);
+}
+
+/* Cuts each expert's panels so that all items take about as long: one with many rows (the shared
+ * one has them all) gets more of them. */
+static void cut_items(job *j, const mr_expert *w, int per) {
+  mr_cpu_experts *x = j->x;
+  double cost = 0;
+  int nr = j->gemm->nr;
+  for (int e = 0; e < x->n; e++) {
+    int rows = x->first[e + 1] - x->first[e], n = j->down ? w[e].down.n : w[e].up.n;
+    cost += rows ? (double)per * ((n + nr - 1) / nr) * (rows + READ_ROWS) : 0;
+  }
+  cost /= j->c->workers * ITEMS_PER_WORKER;
+  x->item[0] = 0;
+  for (int e = 0; e < x->n; e++) {
+    int rows = x->first[e + 1] - x->first[e], n = j->down ? w[e].down.n : w[e].up.n;
+    int panels = (n + nr - 1) / nr, cut = (int)(cost / (rows + READ_ROWS));
+    x->cut[e] = cut < 1 ? 1 : cut < panels ? cut : panels;
+    x->item[e + 1] = x->item[e] + (rows ? per * ((panels + x->cut[e] - 1) / x->cut[e]) : 0);
+  }
 }
 
 /* One ragged GEMM over all experts that have slots. */
@@ -237,19 +258,13 @@ static void run_gemm(job *j, bool down) {
   mr_cpu_experts *x = j->x;
   mr_step_stats *s = &j->c->base.stats;
   const mr_expert *w = j->op->layer->experts;
-  int total = 0, per = down ? 1 : 2, nr = j->gemm->nr;
+  int per = down ? 1 : 2, nr = j->gemm->nr;
   double start = mr_sys_seconds();
   j->down = down;
-  for (int e = 0; e < x->n; e++)
-    if (x->first[e + 1] > x->first[e])
-      total += per * (((down ? w[e].down.n : w[e].up.n) + nr - 1) / nr);
-  j->panels = total / (j->c->workers * ITEMS_PER_WORKER);
-  j->panels = j->panels < 1 ? 1 : j->panels;
-  x->item[0] = 0;
+  cut_items(j, w, per);
   for (int e = 0; e < x->n; e++) {
     const mr_matrix *m = down ? &w[e].down : &w[e].up;
     int rows = x->first[e + 1] - x->first[e], panels = (m->n + nr - 1) / nr;
-    x->item[e + 1] = x->item[e] + (rows ? per * ((panels + j->panels - 1) / j->panels) : 0);
     s->flops += 2.0 * per * rows * m->n * m->k;
     s->bytes += rows ? (double)per * panels * (double)j->gemm->panel_bytes(m->k) : 0;
   }
@@ -272,8 +287,7 @@ static void adapt_item(void *ctx, int item, int worker) {
   s.y[0] = (j->down ? x->y : x->inner[0]) + (size_t)from * s.ld;
   s.y[1] = x->inner[1] + (size_t)from * s.ld;
   s.k = s.w[0]->k;
-  s.x = j->down ? plain_row(j, (size_t)x->first[e], from)
-                : x->plain + (size_t)from * mr_cpu_lora_bytes(j->c->lora, s.k);
+  s.x = j->down ? inner_row(j, from) : x->packed + (size_t)from * j->row_bytes;
   for (int i = 0; i < s.n; i++)
     s.link[i] = s.w[i]->lora ? &s.w[i]->lora[a - 1] : NULL;
   mr_cpu_lora_slots_add(j->c, &s, worker);
@@ -282,7 +296,7 @@ static void adapt_item(void *ctx, int item, int worker) {
 static void adapt(job *j, bool down) {
   double start = mr_sys_seconds();
   j->down = down;
-  if (j->x->plain)
+  if (j->x->kinds > 1)
     mr_pool_run(j->c->pool, adapt_item, j, j->x->n * j->x->kinds);
   j->c->base.stats.gemm_s += mr_sys_seconds() - start;
 }
@@ -314,7 +328,7 @@ void mr_cpu_run_experts(mr_backend *b, const mr_experts *op) {
   each_chunk(&j, j.tokens, route_rows);
   sort_slots(&j);
   j.row_bytes = j.gemm->row_bytes(c->m->c.d_model);
-  each_chunk(&j, j.slots, pack_inputs);
+  each_chunk(&j, j.tokens, pack_inputs);
   run_gemm(&j, false);
   adapt(&j, false);
   j.row_bytes = j.gemm->row_bytes(j.x->width);

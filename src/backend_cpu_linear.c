@@ -1,10 +1,12 @@
 /* A linear operation is two phases: each row is normed (or gated) and packed by the worker that
  * takes it, once for all matrices that read it; then the matrices' panels are multiplied.
  *
- * A GEMM work item is (rows r0..r1-1) x (panels p0..p1-1 of one matrix). Items are ordered so that
- * workers go through different panels of the same block of rows: the block's packed rows stay in
- * each worker's L2 cache and a panel of weights is read once a block. How the work is cut changes
- * no bits: a row's sums do not depend on it. */
+ * A GEMM work item is (rows r0..r1-1) x (panels p0..p1-1 of one matrix), numbered block of rows by
+ * block. Each worker walks through a part of them of its own, so that what a GEMM fetches past its
+ * last panel is what its worker needs next. With few rows all work on one block, and a panel of
+ * weights is read once; with many a worker has a block of its own, whose rows it packed itself and
+ * whose results it reads next, so that both stay in its L2 cache. How the work is cut changes no
+ * bits: a row's sums do not depend on it. */
 #include "src/backend_cpu_lora.h"
 
 #include <math.h>
@@ -13,19 +15,21 @@
 #include "io/sys.h"
 
 #define ROWS_BYTES (512 << 10) /* of packed rows in a block: half of a small L2 cache */
-#define ROWS_STEP 48           /* blocks are multiples of it: of the row tiles of all kernels */
-#define ITEMS_PER_WORKER 8
+#define ROWS_STEP 16           /* blocks are multiples of it: of the row tiles of all kernels */
+#define OWN_ROWS 128           /* a block for each worker, where it has so many rows */
+#define ITEMS_PER_WORKER 8     /* at least, where rows must be cut for it */
+#define MOST_PER_WORKER 48     /* where panels are there: the last item is what others wait for */
 
 typedef struct job {
   mr_cpu *c;
   const mr_linear *op;
   const mr_gemm_ops *gemm;
-  const mr_cpu_lora_rows *adapted; /* or NULL */
   size_t row_bytes;
   int k, rows;
   int chunk;                    /* rows an item of the packing pass */
   int block;                    /* rows an item of the GEMM */
   int panels;                   /* panels an item of the GEMM */
+  int items;                    /* of the GEMM */
   int first[MR_LINEAR_MAX + 1]; /* number of items before matrix i in one block of rows */
 } job;
 
@@ -77,7 +81,6 @@ static void pack_rows(void *ctx, int item, int worker) {
   for (int i = item * j->chunk; i < stop; i++) {
     const float *x = input_row(j, i, line);
     j->gemm->pack_row(j->c->packed + (size_t)i * j->row_bytes, x, j->k);
-    mr_cpu_lora_take(j->c->lora, j->adapted, i, x, j->k);
   }
 }
 
@@ -90,20 +93,11 @@ static void copy_rows(void *ctx, int item, int worker) {
            (size_t)j->k * sizeof *line);
 }
 
-/* Which of n items is done as the `at`-th: as workers take turns, each walks in order through its
- * own part of the panels, so that what a GEMM fetches past its last panel is what its worker needs
- * next. */
-static int in_turn(int at, int n, int workers) {
-  int worker = at % workers, rest = n % workers;
-  return worker * (n / workers) + (worker < rest ? worker : rest) + at / workers;
-}
-
 static void multiply(void *ctx, int item, int worker) {
   const job *j = ctx;
   const mr_linear *op = j->op;
   (void)worker;
-  int block = item / j->first[op->n], i = 0;
-  int at = in_turn(item % j->first[op->n], j->first[op->n], j->c->workers);
+  int block = item / j->first[op->n], at = item % j->first[op->n], i = 0;
   while (at >= j->first[i + 1])
     i++;
   const mr_matrix *w = op->w[i];
@@ -116,28 +110,30 @@ static void multiply(void *ctx, int item, int worker) {
                 n_rows, w->packed, p0, p1, w->n, w->k, w->bias, op->accumulate);
 }
 
-/* Chooses block and panels; returns the number of items. */
-static int cut(job *j) {
+/* Chooses block and panels, and counts the items. */
+static void cut(job *j) {
   const mr_linear *op = j->op;
-  int total = 0, wish = j->c->workers * ITEMS_PER_WORKER;
+  int total = 0, workers = j->c->workers, least = workers * ITEMS_PER_WORKER;
   for (int i = 0; i < op->n; i++)
     total += (op->w[i]->n + j->gemm->nr - 1) / j->gemm->nr;
-  int fit = (int)(ROWS_BYTES / j->row_bytes), blocks = 1;
+  int fit = (int)(ROWS_BYTES / j->row_bytes), blocks;
   fit = fit < 2 * ROWS_STEP ? 2 * ROWS_STEP : fit;
   blocks = (j->rows + fit - 1) / fit;
-  if (total * blocks < wish)
-    blocks = (wish + total - 1) / total;
+  if (j->rows / workers >= OWN_ROWS)
+    blocks = (blocks + workers - 1) / workers * workers;
+  if (total * blocks < least)
+    blocks = (least + total - 1) / total;
   j->block = (j->rows + blocks - 1) / blocks;
   j->block = (j->block + ROWS_STEP - 1) / ROWS_STEP * ROWS_STEP;
   blocks = (j->rows + j->block - 1) / j->block;
-  j->panels = total * blocks / wish;
+  j->panels = total * blocks / (workers * MOST_PER_WORKER);
   j->panels = j->panels < 1 ? 1 : j->panels;
   j->first[0] = 0;
   for (int i = 0; i < op->n; i++) {
     int panels = (op->w[i]->n + j->gemm->nr - 1) / j->gemm->nr;
     j->first[i + 1] = j->first[i] + (panels + j->panels - 1) / j->panels;
   }
-  return j->first[op->n] * blocks;
+  j->items = j->first[op->n] * blocks;
 }
 
 static void count(job *j) {
@@ -162,11 +158,11 @@ void mr_cpu_linear(mr_backend *b, const mr_linear *op) {
     mr_pool_run(c->pool, copy_rows, &j, (j.rows + j.chunk - 1) / j.chunk);
     b->tap->see(b->tap->ctx, op->w[0], b->tap->rows, j.rows, j.k);
   }
-  j.adapted = mr_cpu_lora_rows_of(c->lora, op);
-  mr_pool_run(c->pool, pack_rows, &j, (j.rows + j.chunk - 1) / j.chunk);
+  mr_pool_run_parts(c->pool, pack_rows, &j, (j.rows + j.chunk - 1) / j.chunk);
   double start = mr_sys_seconds();
-  mr_pool_run(c->pool, multiply, &j, cut(&j));
+  cut(&j);
+  mr_pool_run_parts(c->pool, multiply, &j, j.items);
   b->stats.gemm_s += mr_sys_seconds() - start;
   count(&j);
-  mr_cpu_lora_linear(c, j.adapted, op);
+  mr_cpu_lora_linear(c, mr_cpu_lora_rows_of(c->lora, op), op);
 }

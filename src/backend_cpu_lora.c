@@ -1,5 +1,6 @@
 /* The rows of a step that have an adapter are sorted by it and cut into chunks. Two phases follow
- * the base's GEMM: A times each chunk's rows, for all matrices of the operation at once; then B
+ * the base's GEMM: A times each chunk's rows as they lie packed for the base, for all matrices of
+ * the operation at once; then B
  * times that, chunk by chunk and matrix by matrix, added to y. Neither the sorting nor the cutting
  * changes bits: a row's sums are its own. */
 #include "src/backend_cpu_lora.h"
@@ -12,6 +13,7 @@
 #define CHUNK 48 /* rows: a multiple of the row tiles of all kernels */
 #define SMALL 24 /* ... where there are few */
 #define PANELS 8 /* an item of the second phase */
+#define ROWS 8   /* ... at once */
 
 typedef struct chunk { /* slots of one adapter */
   int adapter, slot, n;
@@ -27,20 +29,20 @@ struct mr_cpu_lora_rows {
 
 struct mr_cpu_lora {
   const mr_lora *l;
-  const mr_gemm_ops *gemm;
+  const mr_gemm_ops *gemm; /* of B */
   int workers;
   int32_t *adapter; /* [max_tokens] of each token, from 1; 0: none; owned, as the others */
   int32_t *first;   /* [adapters + 1] of a counting sort */
   mr_cpu_lora_rows all, wanted;
-  uint8_t *x; /* [max_tokens] packed input rows */
-  float *t;   /* [max_tokens, t_ld]: A x */
+  float *t; /* [max_tokens, t_ld]: A x */
   size_t t_ld;
   uint8_t *mid; /* [MR_LINEAR_MAX, max_tokens] packed rows of it, for each matrix */
   size_t mid_bytes, mid_plane;
   float *out;       /* [workers, CHUNK * out_ld] */
+  uint8_t *own_x;   /* [workers, CHUNK * x_bytes]: packed rows that lay apart */
   float *own_t;     /* [workers, CHUNK * t_ld] */
   uint8_t *own_mid; /* [workers, CHUNK * mid_bytes] */
-  size_t out_ld;
+  size_t out_ld, x_bytes;
 };
 
 /* ------------------------------------------------------------------ open and close */
@@ -60,14 +62,14 @@ static void free_rows(mr_cpu_lora_rows *r) {
 
 bool mr_cpu_lora_open(mr_cpu_lora **out, const mr_cpu *c) {
   const mr_lora *l = c->m->lora;
-  size_t n = (size_t)c->max_tokens, bytes;
+  size_t n = (size_t)c->max_tokens, exact, fast;
   if (!l)
     return true;
   mr_cpu_lora *x = *out = mr_mem_alloc(1, sizeof *x);
   if (!x)
     return false;
   x->l = l;
-  x->gemm = &c->k->gemm[l->scheme];
+  x->gemm = &c->k->gemm[MR_LORA_UP];
   x->workers = c->workers;
   int ranks = l->most_ranks > 0 ? l->most_ranks : 1;
   x->t_ld = ((size_t)ranks + 15) & ~(size_t)15;
@@ -81,10 +83,11 @@ bool mr_cpu_lora_open(mr_cpu_lora **out, const mr_cpu *c) {
   x->out = mr_mem_pages((size_t)c->workers * CHUNK * x->out_ld * sizeof *x->out);
   x->own_t = mr_mem_pages((size_t)c->workers * CHUNK * x->t_ld * sizeof *x->own_t);
   x->own_mid = mr_mem_pages((size_t)c->workers * CHUNK * x->mid_bytes);
-  x->x = mr_mem_mul(n, x->gemm->row_bytes(l->widest > 0 ? l->widest : 1), &bytes)
-             ? mr_mem_pages(bytes)
-             : NULL;
-  return take_rows(&x->all, n) && take_rows(&x->wanted, n) && x->adapter && x->first && x->x &&
+  exact = c->k->gemm[MR_SCHEME_F32].row_bytes(l->widest > 0 ? l->widest : 1); /* a router's */
+  fast = c->k->gemm[l->scheme].row_bytes(l->widest > 0 ? l->widest : 1);
+  x->x_bytes = exact > fast ? exact : fast;
+  x->own_x = mr_mem_pages((size_t)c->workers * CHUNK * x->x_bytes);
+  return take_rows(&x->all, n) && take_rows(&x->wanted, n) && x->adapter && x->first && x->own_x &&
          x->t && x->mid && x->out && x->own_t && x->own_mid;
 }
 
@@ -95,7 +98,7 @@ void mr_cpu_lora_close(mr_cpu_lora *x) {
   free_rows(&x->wanted);
   mr_mem_free(x->adapter);
   mr_mem_free(x->first);
-  mr_mem_free(x->x);
+  mr_mem_free(x->own_x);
   mr_mem_free(x->t);
   mr_mem_free(x->mid);
   mr_mem_free(x->out);
@@ -151,12 +154,6 @@ const mr_cpu_lora_rows *mr_cpu_lora_rows_of(const mr_cpu_lora *x, const mr_linea
   return r && r->n > 0 && any ? r : NULL;
 }
 
-void mr_cpu_lora_take(mr_cpu_lora *x, const mr_cpu_lora_rows *rows, int row, const float *line,
-                      int k) {
-  if (rows && rows->slot[row] >= 0)
-    x->gemm->pack_row(x->x + (size_t)rows->slot[row] * x->gemm->row_bytes(k), line, k);
-}
-
 int mr_cpu_lora_of(const mr_cpu_lora *x, int token) {
   return x ? x->adapter[token] - 1 : -1;
 }
@@ -186,31 +183,42 @@ static const mr_lora_link *link_of(const job *j, int i, int adapter) {
   return all ? &all[adapter] : NULL;
 }
 
-static int panels_of(const mr_cpu_lora *x, int n) {
-  return (n + x->gemm->nr - 1) / x->gemm->nr;
+static int panels_of(const mr_gemm_ops *g, int n) {
+  return (n + g->nr - 1) / g->nr;
+}
+
+/* The chunk's rows as the base has packed them, one after the other. */
+static const uint8_t *packed_rows(const job *j, const chunk *h, const mr_gemm_ops *g, int worker) {
+  const int32_t *row = j->rows->row + h->slot;
+  size_t bytes = g->row_bytes(j->k);
+  if (row[h->n - 1] - row[0] == h->n - 1)
+    return j->c->packed + (size_t)row[0] * bytes;
+  uint8_t *own = j->x->own_x + (size_t)worker * CHUNK * j->x->x_bytes;
+  for (int r = 0; r < h->n; r++)
+    memcpy(own + (size_t)r * bytes, j->c->packed + (size_t)row[r] * bytes, bytes);
+  return own;
 }
 
 static void go_down(void *ctx, int item, int worker) {
   const job *j = ctx;
   mr_cpu_lora *x = j->x;
   const chunk *h = &j->rows->chunks[item];
-  const mr_gemm_ops *g = x->gemm;
   const mr_lora_down *last = NULL;
   float *t = x->t + (size_t)h->slot * x->t_ld;
-  (void)worker;
   for (int i = 0; i < j->op->n; i++) {
     const mr_lora_link *y = link_of(j, i, h->adapter);
     if (!y || !y->down)
       continue;
     if (y->down != last) {
+      const mr_gemm_ops *g = &j->c->k->gemm[y->down->scheme];
       last = y->down;
-      g->gemm(t, x->t_ld, x->x + (size_t)h->slot * g->row_bytes(j->k), h->n, last->packed, 0,
-              panels_of(x, last->ranks), last->ranks, j->k, NULL, 0);
+      g->gemm(t, x->t_ld, packed_rows(j, h, g, worker), h->n, last->packed, 0,
+              panels_of(g, last->ranks), last->ranks, j->k, NULL, 0);
     }
     uint8_t *mid = x->mid + (size_t)i * x->mid_plane + (size_t)h->slot * x->mid_bytes;
     for (int r = 0; r < h->n; r++)
-      g->pack_row(mid + (size_t)r * g->row_bytes(y->rank), t + (size_t)r * x->t_ld + y->first,
-                  y->rank);
+      x->gemm->pack_row(mid + (size_t)r * x->gemm->row_bytes(y->rank),
+                        t + (size_t)r * x->t_ld + y->first, y->rank);
   }
 }
 
@@ -228,7 +236,9 @@ static void add_up(const job *j, const chunk *h, int i, int p0, int p1, int work
     for (int r = 0; y->bias && r < h->n; r++)
       j->c->k->axpy(mr_cpu_row(to, row[r]) + col, y->bias + col, 1, cols);
   } else if (row[h->n - 1] - row[0] == h->n - 1) {
-    g->gemm(mr_cpu_row(to, row[0]), to->ld, mid, h->n, y->up, p0, p1, n, y->rank, y->bias, 1);
+    for (int r = 0; r < h->n; r += ROWS) /* few rows at a time: y is gone through in order */
+      g->gemm(mr_cpu_row(to, row[r]), to->ld, mid + (size_t)r * g->row_bytes(y->rank),
+              h->n - r < ROWS ? h->n - r : ROWS, y->up, p0, p1, n, y->rank, y->bias, 1);
   } else {
     float *out = x->out + (size_t)worker * CHUNK * x->out_ld;
     g->gemm(out, x->out_ld, mid, h->n, y->up + (size_t)p0 * g->panel_bytes(y->rank), 0, p1 - p0,
@@ -245,7 +255,7 @@ static void go_up(void *ctx, int item, int worker) {
   while (at >= j->first[i + 1])
     i++;
   const mr_lora_link *y = link_of(j, i, h->adapter);
-  int total = panels_of(j->x, j->op->w[i]->n), p0 = (at - j->first[i]) * PANELS;
+  int total = panels_of(j->x->gemm, j->op->w[i]->n), p0 = (at - j->first[i]) * PANELS;
   if (y && (y->down || y->bias))
     add_up(j, h, i, p0, p0 + PANELS < total ? p0 + PANELS : total, worker);
 }
@@ -265,7 +275,7 @@ void mr_cpu_lora_linear(mr_cpu *c, const mr_cpu_lora_rows *rows, const mr_linear
   job j = {.c = c, .x = c->lora, .rows = rows, .op = op, .k = op->w[0]->k};
   double start = mr_sys_seconds();
   for (int i = 0; i < op->n; i++)
-    j.first[i + 1] = j.first[i] + (panels_of(j.x, op->w[i]->n) + PANELS - 1) / PANELS;
+    j.first[i + 1] = j.first[i] + (panels_of(j.x->gemm, op->w[i]->n) + PANELS - 1) / PANELS;
   mr_pool_run(c->pool, go_down, &j, rows->n_chunks);
   mr_pool_run(c->pool, go_up, &j, rows->n_chunks * j.first[op->n]);
   c->base.stats.gemm_s += mr_sys_seconds() - start;
@@ -273,14 +283,6 @@ void mr_cpu_lora_linear(mr_cpu *c, const mr_cpu_lora_rows *rows, const mr_linear
 }
 
 /* ------------------------------------------------------------------ slots of experts */
-
-size_t mr_cpu_lora_bytes(const mr_cpu_lora *x, int k) {
-  return x->gemm->row_bytes(k);
-}
-
-void mr_cpu_lora_pack(const mr_cpu_lora *x, uint8_t *dst, const float *line, int k) {
-  x->gemm->pack_row(dst, line, k);
-}
 
 static void add_slots(mr_cpu *c, const mr_cpu_lora_slots *s, int from, int n, int worker) {
   const mr_cpu_lora *x = c->lora;
@@ -297,14 +299,16 @@ static void add_slots(mr_cpu *c, const mr_cpu_lora_slots *s, int from, int n, in
         c->k->axpy(to + (size_t)r * s->ld, y->bias, 1, cols);
       continue;
     }
-    if (y->down != last)
-      g->gemm(t, x->t_ld, s->x + (size_t)from * g->row_bytes(s->k), n, y->down->packed, 0,
-              panels_of(x, y->down->ranks), y->down->ranks, s->k, NULL, 0);
+    if (y->down != last) {
+      const mr_gemm_ops *d = &c->k->gemm[y->down->scheme];
+      d->gemm(t, x->t_ld, s->x + (size_t)from * d->row_bytes(s->k), n, y->down->packed, 0,
+              panels_of(d, y->down->ranks), y->down->ranks, s->k, NULL, 0);
+    }
     last = y->down;
     for (int r = 0; r < n; r++)
       g->pack_row(mid + (size_t)r * g->row_bytes(y->rank), t + (size_t)r * x->t_ld + y->first,
                   y->rank);
-    g->gemm(to, s->ld, mid, n, y->up, 0, panels_of(x, cols), cols, y->rank, y->bias, 1);
+    g->gemm(to, s->ld, mid, n, y->up, 0, panels_of(g, cols), cols, y->rank, y->bias, 1);
   }
 }
 

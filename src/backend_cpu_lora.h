@@ -4,8 +4,8 @@
  *     mr_cpu_lora_open(&x, c)               room; NULL where the model has no adapters
  *     mr_cpu_lora_begin(x, batch)           which rows of the step have adapters
  *     rows = mr_cpu_lora_rows_of(x, op)     those of an operation; NULL: nothing to add
- *     mr_cpu_lora_take(x, rows, i, line, k) for each row, as it is packed for the base
- *     mr_cpu_lora_linear(c, rows, op)       y += B (A x), after the base
+ *     mr_cpu_lora_linear(c, rows, op)       y += B (A x), after the base, whose packed rows are
+ *                                           still there
  */
 #ifndef MR_SRC_BACKEND_CPU_LORA_H
 #define MR_SRC_BACKEND_CPU_LORA_H
@@ -22,14 +22,10 @@ void mr_cpu_lora_close(mr_cpu_lora *x); /* NULL is fine; so it is in what follow
 void mr_cpu_lora_begin(mr_cpu_lora *x, const mr_batch *batch);
 
 const mr_cpu_lora_rows *mr_cpu_lora_rows_of(const mr_cpu_lora *x, const mr_linear *op);
-void mr_cpu_lora_take(mr_cpu_lora *x, const mr_cpu_lora_rows *rows, int row, const float *line,
-                      int k);
 void mr_cpu_lora_linear(mr_cpu *c, const mr_cpu_lora_rows *rows, const mr_linear *op);
 
 /* The same for the experts' slots: `rows` consecutive ones of one adapter, whose k inputs lie
- * packed (mr_cpu_lora_pack) in x. y[i] += what link[i] adds; links with NULL add nothing. */
-size_t mr_cpu_lora_bytes(const mr_cpu_lora *x, int k);
-void mr_cpu_lora_pack(const mr_cpu_lora *x, uint8_t *dst, const float *line, int k);
+ * packed for the base in x. y[i] += what link[i] adds; links with NULL add nothing. */
 typedef struct mr_cpu_lora_slots {
   const uint8_t *x;
   int rows, k, n;

@@ -133,6 +133,20 @@ static void fill_rows(mr_gpu *g, const step_rows *r) {
   }
 }
 
+static bool take_wanted(mr_gpu *g, const mr_batch *batch) {
+  size_t n = (size_t)batch->n_wanted;
+  int32_t *wanted = mr_gpu_side_take(&g->side, n * sizeof *wanted, (const void **)&g->wanted);
+  mr_gpu_ask *asks = mr_gpu_side_take(&g->side, n * sizeof *asks, (const void **)&g->asks);
+  if (!wanted || !asks)
+    return false;
+  memcpy(wanted, batch->wanted, n * sizeof *wanted);
+  if (batch->asks)
+    memcpy(asks, batch->asks, n * sizeof *asks);
+  else
+    g->asks = NULL;
+  return true;
+}
+
 static mr_code begin(mr_backend *b, const mr_batch *batch, mr_err *err) {
   mr_gpu *g = gpu(b);
   if (batch->n_tokens > g->max_tokens || batch->n_wanted > g->max_logits)
@@ -146,11 +160,7 @@ static mr_code begin(mr_backend *b, const mr_batch *batch, mr_err *err) {
   bool ok = take_rows(g, &r);
   if (ok)
     fill_rows(g, &r);
-  int32_t *wanted = mr_gpu_side_take(&g->side, (size_t)batch->n_wanted * sizeof *wanted,
-                                     (const void **)&g->wanted);
-  if (ok && wanted)
-    memcpy(wanted, batch->wanted, (size_t)batch->n_wanted * sizeof *wanted);
-  if (!ok || !wanted || mr_gpu_tile_runs(g))
+  if (!ok || !take_wanted(g, batch) || mr_gpu_tile_runs(g))
     return mr_err_set(err, MR_E_INTERNAL,
                       "a step needs more than the %zu bytes that are kept for "
                       "its tables",
@@ -160,17 +170,56 @@ static mr_code begin(mr_backend *b, const mr_batch *batch, mr_err *err) {
   return mr_device_fail(g->dev, rc, err);
 }
 
+/* What the rows of logits are asked for, or the rows. */
+static mr_code take_logits(mr_gpu *g) {
+  size_t n = (size_t)g->batch.n_wanted;
+  if (!g->asks)
+    return g->dev->ops->copy(g->dev, g->stream, MR_TO_HOST, g->logits_host, g->logits->p,
+                             n * g->logits->ld * sizeof(float));
+  mr_gpu_top a = {.x = g->logits->p,
+                  .ld = g->logits->ld,
+                  .ask = g->asks,
+                  .out = g->best,
+                  .cols = g->logits->cols};
+  mr_gpu_launch(g, MR_GPU_top,
+                (mr_grid){.blocks = {(uint32_t)n, 1, 1},
+                          .warps = MR_GPU_TOP_WARPS,
+                          .shared = MR_GPU_TOP_SHARED(a.cols)},
+                &a);
+  return g->rc ? g->rc
+               : g->dev->ops->copy(g->dev, g->stream, MR_TO_HOST, g->best_host, g->best,
+                                   n * sizeof *g->best);
+}
+
 static mr_code end(mr_backend *b, mr_err *err) {
   mr_gpu *g = gpu(b);
   mr_code rc = g->rc;
   if (!rc && g->logits && g->batch.n_wanted)
-    rc = g->dev->ops->copy(g->dev, g->stream, MR_TO_HOST, g->logits_host, g->logits->p,
-                           (size_t)g->batch.n_wanted * g->logits->ld * sizeof(float));
+    rc = take_logits(g);
   mr_code waited = g->dev->ops->sync(g->dev, g->stream);
   rc = rc ? rc : waited;
   b->stats.seconds += mr_sys_seconds();
   b->stats.other_s = b->stats.seconds;
   return mr_device_fail(g->dev, rc, err);
+}
+
+static const mr_gpu_best *best(mr_backend *b, int i) {
+  return &gpu(b)->best_host[i];
+}
+
+/* Rows that lie together go together. */
+static mr_code fetch(mr_backend *b, const mr_buf *logits, const int32_t *rows, int n, mr_err *err) {
+  mr_gpu *g = gpu(b);
+  mr_code rc = MR_OK;
+  for (int i = 0, end = 0; i < n && !rc; i = end) {
+    for (end = i + 1; end < n && rows[end] == rows[end - 1] + 1;)
+      end++;
+    size_t at = (size_t)rows[i] * logits->ld;
+    rc = g->dev->ops->copy(g->dev, g->stream, MR_TO_HOST, g->logits_host + at, logits->p + at,
+                           (size_t)(end - i) * logits->ld * sizeof(float));
+  }
+  mr_code waited = g->dev->ops->sync(g->dev, g->stream);
+  return mr_device_fail(g->dev, rc ? rc : waited, err);
 }
 
 /* ------------------------------------------------------------------ passes over rows */
@@ -321,8 +370,8 @@ static void linear(mr_backend *b, const mr_linear *op) {
       p.plane = g->packed_plane;
   mr_gpu_pack_rows(g, &p, rows);
   for (int i = 0; i < op->n; i++)
-    mr_gpu_multiply(g, mr_gpu_find(g, op->w[i]), g->packed, p.plane, rows, op->y[i]->p,
-                    op->y[i]->ld, op->accumulate);
+    mr_gpu_multiply(g, mr_gpu_use(g, op->w[i]), g->packed, p.plane, rows, op->y[i]->p, op->y[i]->ld,
+                    op->accumulate);
 }
 
 /* ------------------------------------------------------------------ open and close */
@@ -341,28 +390,32 @@ static int widest(const mr_model *m) {
 static size_t side_bytes(const mr_model *m, int max_tokens) {
   const mr_config *c = &m->c;
   size_t t = (size_t)max_tokens, group = (size_t)(c->n_heads / c->n_kv_heads);
-  size_t rows = t * (4 * sizeof(int32_t) + 2 * (size_t)c->rope_dims * sizeof(float) + 8);
+  size_t rows =
+      t * (4 * sizeof(int32_t) + sizeof(mr_gpu_ask) + 2 * (size_t)c->rope_dims * sizeof(float) + 8);
   size_t tiles = (t * group / MR_GPU_ROWS + 2 * t) * sizeof(mr_gpu_tile);
   size_t pages = t * (((size_t)c->context + MR_KV_BLOCK - 1) / MR_KV_BLOCK) * sizeof(int32_t);
-  return rows + tiles + pages + 16 * 64;
+  return rows + tiles + pages + 17 * 64;
 }
 
 size_t mr_gpu_step_bytes(const mr_model *m, const mr_device *dev, int max_tokens, int max_logits,
                          size_t columns) {
   size_t t = (size_t)max_tokens, logits = (size_t)max_logits * padded((size_t)m->c.n_vocab);
   return 2 * 2 * t * (size_t)widest(m) + side_bytes(m, max_tokens) + t * columns * sizeof(float) +
-         logits * sizeof(float) + mr_gpu_attend_bytes(m, dev, max_tokens) +
-         mr_gpu_moe_bytes(m, max_tokens) + 32 * 256;
+         logits * sizeof(float) + (size_t)max_logits * sizeof(mr_gpu_best) +
+         mr_gpu_attend_bytes(m, dev, max_tokens) + mr_gpu_moe_bytes(m, max_tokens) + 32 * 256;
 }
 
 static void gpu_close(mr_backend *b) {
   mr_gpu *g = gpu(b);
   mr_rope_close_all(g->rope);
   mr_gpu_moe_close(g);
+  mr_gpu_stream_close(g);
   if (g->side.host)
     g->dev->ops->host_release(g->dev, g->side.host);
   if (g->logits_host)
     g->dev->ops->host_release(g->dev, g->logits_host);
+  if (g->best_host)
+    g->dev->ops->host_release(g->dev, g->best_host);
   g->dev->ops->stream_free(g->dev, g->stream);
   mr_mem_free(g->matrices);
   mr_mem_free(g->vectors);
@@ -374,6 +427,8 @@ static const mr_backend_ops gpu_ops = {.name = "gpu",
                                        .buf_new = buf_new,
                                        .buf_free = buf_free,
                                        .row = row,
+                                       .best = best,
+                                       .fetch = fetch,
                                        .begin = begin,
                                        .embed = embed,
                                        .linear = linear,
@@ -392,6 +447,11 @@ static mr_code take_memory(mr_gpu *g, mr_err *err) {
       g->packed ? mr_gpu_side_open(g, &g->side, side_bytes(g->m, g->max_tokens)) : MR_E_NOMEM;
   if (!rc)
     rc = g->dev->ops->host_alloc(g->dev, logits, (void **)&g->logits_host);
+  size_t best_bytes = (size_t)g->max_logits * sizeof *g->best;
+  if (!rc)
+    rc = g->dev->ops->host_alloc(g->dev, best_bytes, (void **)&g->best_host);
+  if (!rc && !(g->best = mr_device_take(g->dev, best_bytes)))
+    rc = MR_E_NOMEM;
   if (!rc)
     rc = mr_gpu_attend_open(g, err);
   if (!rc)
@@ -405,7 +465,8 @@ static mr_code take_memory(mr_gpu *g, mr_err *err) {
 }
 
 mr_code mr_backend_gpu_open(mr_backend **out, const mr_model *m, mr_device *dev, mr_kv *kv,
-                            mr_gpu_scheme scheme, int max_tokens, int max_logits, mr_err *err) {
+                            mr_gpu_scheme scheme, int streamed, int max_tokens, int max_logits,
+                            mr_err *err) {
   if (m->lora)
     return mr_err_set(err, MR_E_UNAVAILABLE, "adapters cannot run on a GPU yet; use --device cpu");
   mr_gpu *g = mr_mem_alloc(1, sizeof *g);
@@ -416,6 +477,7 @@ mr_code mr_backend_gpu_open(mr_backend **out, const mr_model *m, mr_device *dev,
   g->dev = dev;
   g->kv = kv;
   g->scheme = scheme;
+  g->streaming.n = streamed;
   g->max_tokens = max_tokens;
   g->max_logits = max_logits;
   mr_code rc = mr_device_fail(dev, dev->ops->stream_new(dev, &g->stream), err);

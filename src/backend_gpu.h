@@ -36,8 +36,20 @@ typedef struct mr_gpu_matrix { /* weights on the device */
   size_t plane;
   mr_gpu_few few; /* in place of w */
   float *bias;
-  int k; /* padded */
+  int k;        /* padded */
+  int streamed; /* of which layer that comes over in each step; -1: it stays */
 } mr_gpu_matrix;
+
+typedef struct mr_gpu_streaming { /* the last n layers come over in each step */
+  int n;
+  uint8_t *place[2]; /* on the device; layer i of them has place i % 2 */
+  uint8_t **host;    /* [n] blocks as they go over; pinned; owned, as all that follow */
+  size_t *bytes;     /* [n] */
+  mr_stream *copy;
+  mr_event *came[2], *free[2];
+  int in[2]; /* which layer is in a place, or on its way there; -1 */
+  int now;   /* which one is computed */
+} mr_gpu_streaming;
 
 typedef struct mr_gpu_vector {
   const float *of;
@@ -66,34 +78,41 @@ typedef struct mr_gpu {
   const mr_gpu_matrix *embed;
   mr_gpu_bf16 *wide; /* room for one matrix of few bits; NULL: none of the layers' is */
   size_t wide_values;
+  mr_gpu_streaming streaming;
   mr_rope_table rope[3]; /* as in backend_cpu.h */
   mr_gpu_bf16 *packed;   /* [max_tokens] rows of the widest matrix, two planes */
   size_t packed_plane;
   float *parts; /* of attention; NULL: no context is longer than a split */
   size_t parts_bytes;
   int32_t *redo;
-  float *logits_host;     /* pinned */
-  struct mr_gpu_moe *moe; /* or NULL */
-  mr_gpu_side side;       /* what a step needs from the host */
+  float *logits_host;            /* pinned */
+  mr_gpu_best *best, *best_host; /* [max_logits]; on the host: pinned */
+  struct mr_gpu_moe *moe;        /* or NULL */
+  mr_gpu_side side;              /* what a step needs from the host */
   /* of the step: on the device */
   mr_batch batch;
   const int32_t *token, *pos, *page, *wanted;
   const float *temper, *rope_at[2];
   const int32_t *table;
+  const mr_gpu_ask *asks;      /* NULL: rows of logits go to the host */
   const mr_gpu_tile *tiles[2]; /* of one warp; of MR_GPU_WARPS */
   int n_tiles[2], max_pages;
   const mr_buf *logits; /* what finish was called with */
   mr_code rc;           /* the first error of the step */
 } mr_gpu;
 
-/* Everything is borrowed. MR_E_UNAVAILABLE: the device's memory is too small, or the model has what
- * the device cannot do. */
+/* Everything is borrowed. streamed: so many layers come over in each step. MR_E_UNAVAILABLE: the
+ * device's memory is too small, or the model has what the device cannot do. */
 mr_code mr_backend_gpu_open(mr_backend **out, const mr_model *m, mr_device *dev, mr_kv *kv,
-                            mr_gpu_scheme scheme, int max_tokens, int max_logits, mr_err *err);
+                            mr_gpu_scheme scheme, int streamed, int max_tokens, int max_logits,
+                            mr_err *err);
 
 /* Device bytes of the weights; of all that steps need besides, `columns` being those of the forward
  * pass's buffers (forward.h). */
 size_t mr_gpu_weight_bytes(const mr_model *m, mr_gpu_scheme scheme);
+/* How many layers must come over in each step, that weights take no more than room; *bytes: what
+ * they take then. 0: not even that helps. */
+int mr_gpu_streamed_for(const mr_model *m, mr_gpu_scheme scheme, size_t room, size_t *bytes);
 /* MR_GPU_ALL_BF16 in place of MR_GPU_BY_FILE where all matrices are. */
 mr_gpu_scheme mr_gpu_scheme_of(const mr_model *m, mr_gpu_scheme scheme);
 size_t mr_gpu_step_bytes(const mr_model *m, const mr_device *dev, int max_tokens, int max_logits,
@@ -107,6 +126,11 @@ static inline int mr_gpu_padded(int k) {
 
 mr_code mr_gpu_load_weights(mr_gpu *g, mr_err *err);
 const mr_gpu_matrix *mr_gpu_find(const mr_gpu *g, const mr_matrix *w);
+/* The same for what is launched next: weights that come over are there by then. */
+const mr_gpu_matrix *mr_gpu_use(mr_gpu *g, const mr_matrix *w);
+/* bytes: [streaming.n] of the layers that come over. close: what is open. */
+mr_code mr_gpu_stream_open(mr_gpu *g, const size_t *bytes);
+void mr_gpu_stream_close(mr_gpu *g);
 /* n floats of the model on the device; NULL gives NULL. */
 const float *mr_gpu_vector_of(mr_gpu *g, const float *host, size_t n);
 mr_gpu_norm mr_gpu_norm_of(mr_gpu *g, const mr_norm_spec *norm, int cols);

@@ -150,7 +150,7 @@ static void route(mr_gpu *g, const mr_experts *op, float *weight) {
     if (c->d_shared == 0)
       continue;
     chosen[c->n_experts_used] = c->n_experts;
-    w[c->n_experts_used] = op->layer->shared_gate ? x->shared[t] : 1;
+    w[c->n_experts_used] = (op->layer->shared_gate ? x->shared[t] : 1) * c->shared_scale;
   }
 }
 
@@ -191,7 +191,7 @@ static bool take_slots(mr_gpu *g, slots *s) {
 /* y[slots of e] = packed w_e^T. */
 static void multiply(mr_gpu *g, int e, const mr_matrix *w, size_t plane, float *y, int cols) {
   struct mr_gpu_moe *x = g->moe;
-  const mr_gpu_matrix *at = mr_gpu_find(g, w);
+  const mr_gpu_matrix *at = mr_gpu_use(g, w);
   size_t first = (size_t)x->first[e], ld = padded((size_t)cols);
   int m = x->first[e + 1] - x->first[e];
   /* inner rows of the shared expert, the last one, may be wider or narrower than the others: each

@@ -4,11 +4,13 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "io/mem.h"
 #include "kernels/dtype.h"
 
 #define PIECE ((size_t)8 << 20) /* bytes of the host's memory that go over at once */
+#define ROWS 16                 /* that are read at once */
 
 /* ------------------------------------------------------------------ sizes */
 
@@ -42,9 +44,9 @@ static size_t matrix_bytes(const mr_matrix *w, mr_gpu_hold hold) {
 
 /* The head may be the embedding itself. */
 static bool is_shared(const mr_model *m) {
-  return m->head.data == m->embed.data && m->head.n == m->embed.n && m->head.k == m->embed.k &&
+  return mr_model_tied(m) && m->head.n == m->embed.n && m->head.k == m->embed.k &&
          m->head.first == m->embed.first && m->head.columns == m->embed.columns &&
-         m->head.quant == m->embed.quant && m->head.group == m->embed.group;
+         m->head.group == m->embed.group;
 }
 
 /* Norms and the like, at most: each takes up to 255 bytes more than it has. */
@@ -83,6 +85,20 @@ static int widest_row(const mr_model *m) {
   return mr_gpu_padded(k);
 }
 
+/* Floats of ROWS rows of any matrix, with the room of products. */
+static size_t most_floats(const mr_model *m) {
+  size_t most = 0;
+  for (int i = -2; i < m->c.n_layers; i++)
+    for (int j = 0; j < (i < 0 ? 1 : mr_layer_matrices(m, &m->layers[i])); j++) {
+      const mr_matrix *w = i == -2   ? &m->head
+                           : i == -1 ? &m->embed
+                                     : mr_layer_matrix(&m->layers[i], j);
+      size_t floats = w->n ? (size_t)ROWS * (size_t)w->k + mr_matrix_room(w, ROWS) : 0;
+      most = floats > most ? floats : most;
+    }
+  return most;
+}
+
 /* False: out of the host's memory. */
 static bool sum_up(sums *s, const mr_model *m, mr_gpu_scheme scheme) {
   float *room = mr_mem_alloc((size_t)widest_row(m), sizeof *room);
@@ -108,6 +124,31 @@ size_t mr_gpu_weight_bytes(const mr_model *m, mr_gpu_scheme scheme) {
   return sum_up(&s, m, scheme) ? s.bytes : SIZE_MAX / 2;
 }
 
+/* Bytes of a layer's matrices; of few bits or not. */
+static size_t layer_bytes(const mr_model *m, int layer, mr_gpu_scheme scheme, float *room) {
+  sums s = {0};
+  for (int j = 0; j < mr_layer_matrices(m, &m->layers[layer]); j++) {
+    const mr_matrix *w = mr_layer_matrix(&m->layers[layer], j);
+    if (w->n)
+      add_up(&s, m, w, scheme, room, true);
+  }
+  return s.bytes;
+}
+
+int mr_gpu_streamed_for(const mr_model *m, mr_gpu_scheme scheme, size_t room, size_t *bytes) {
+  float *row = mr_mem_alloc((size_t)widest_row(m), sizeof *row);
+  size_t left = mr_gpu_weight_bytes(m, scheme), most = 0;
+  int n = 0;
+  while (row && n < m->c.n_layers && (n < 3 || left + 2 * most > room)) {
+    size_t layer = layer_bytes(m, m->c.n_layers - ++n, scheme, row);
+    left -= layer;
+    most = layer > most ? layer : most;
+  }
+  mr_mem_free(row);
+  *bytes = left + 2 * most;
+  return n >= 3 && *bytes <= room ? n : 0;
+}
+
 mr_gpu_scheme mr_gpu_scheme_of(const mr_model *m, mr_gpu_scheme scheme) {
   sums s;
   return scheme == MR_GPU_BY_FILE && sum_up(&s, m, scheme) && !s.few ? MR_GPU_ALL_BF16 : scheme;
@@ -127,16 +168,45 @@ static void round_pairs(const mr_gpu_matrix *w, const float *row, uint8_t *to, u
 
 typedef struct loader {
   mr_gpu *g;
-  float *row, *units;
+  float *rows; /* ROWS of them, and room for those of products */
+  float *units;
   uint8_t *piece[2]; /* pinned; of the two planes, or of values and scales */
+  /* of a layer that comes over in each step; else -1 */
+  int streamed;
+  size_t used; /* of its block */
 } loader;
 
-static void round_row(const loader *l, const mr_gpu_matrix *w, int r, uint8_t *a, uint8_t *b) {
-  mr_matrix_row(w->of, r, l->row);
+/* Memory of the device, or in the place of the layer. */
+static void *take_bytes(loader *l, size_t bytes) {
+  const mr_gpu_streaming *s = &l->g->streaming;
+  if (l->streamed < 0)
+    return mr_device_take(l->g->dev, bytes);
+  size_t at = l->used;
+  l->used += round_up(bytes);
+  return l->used <= s->bytes[l->streamed] ? s->place[l->streamed % 2] + at : NULL;
+}
+
+/* To the device, or to where it will come from. */
+static mr_code put(loader *l, void *to, const void *from, size_t bytes) {
+  const mr_gpu_streaming *s = &l->g->streaming;
+  if (l->streamed < 0)
+    return mr_device_put(l->g->dev, l->g->stream, to, from, bytes);
+  memcpy(s->host[l->streamed] + ((uint8_t *)to - s->place[l->streamed % 2]), from, bytes);
+  return MR_OK;
+}
+
+/* Row r, which is read with those after it where it is the first of ROWS from r0 on. */
+static void round_row(const loader *l, const mr_gpu_matrix *w, int r0, int r, uint8_t *a,
+                      uint8_t *b) {
+  int at = (r - r0) % ROWS, k = w->of->k;
+  const float *row = l->rows + (size_t)at * (size_t)k;
+  if (at == 0)
+    mr_matrix_rows(w->of, r, ROWS < w->of->n - r ? ROWS : w->of->n - r, l->rows,
+                   l->rows + (size_t)ROWS * (size_t)k);
   if (w->hold >= MR_GPU_INT8)
-    mr_gpu_few_row(w->hold, l->row, w->of->k, w->k, a, (uint16_t *)(void *)b, &l->units[r]);
+    mr_gpu_few_row(w->hold, row, k, w->k, a, (uint16_t *)(void *)b, &l->units[r]);
   else
-    round_pairs(w, l->row, a, w->plane ? b : NULL);
+    round_pairs(w, row, a, w->plane ? b : NULL);
 }
 
 /* A matrix, piece by piece of its rows. */
@@ -147,40 +217,37 @@ static mr_code fill(loader *l, const mr_gpu_matrix *w) {
   int rows = (int)(PIECE / (bytes > second ? bytes : second));
   uint8_t *to[2] = {few ? (uint8_t *)(uintptr_t)w->few.w : (uint8_t *)w->w,
                     few ? (uint8_t *)(uintptr_t)w->few.scales : (uint8_t *)(w->w + w->plane)};
-  mr_device *d = l->g->dev;
   for (int r0 = 0; r0 < w->of->n; r0 += rows) {
     int n = rows < w->of->n - r0 ? rows : w->of->n - r0;
     for (int r = 0; r < n; r++)
-      round_row(l, w, r0 + r, l->piece[0] + (size_t)r * bytes, l->piece[1] + (size_t)r * second);
-    mr_code rc =
-        mr_device_put(d, l->g->stream, to[0] + (size_t)r0 * bytes, l->piece[0], (size_t)n * bytes);
+      round_row(l, w, r0, r0 + r, l->piece[0] + (size_t)r * bytes,
+                l->piece[1] + (size_t)r * second);
+    mr_code rc = put(l, to[0] + (size_t)r0 * bytes, l->piece[0], (size_t)n * bytes);
     if (!rc && second)
-      rc = mr_device_put(d, l->g->stream, to[1] + (size_t)r0 * second, l->piece[1],
-                         (size_t)n * second);
+      rc = put(l, to[1] + (size_t)r0 * second, l->piece[1], (size_t)n * second);
     if (rc)
       return rc;
   }
   if (!few)
     return MR_OK;
-  return mr_device_put(d, l->g->stream, (float *)(uintptr_t)w->few.units, l->units,
-                       (size_t)w->of->n * sizeof *l->units);
+  return put(l, (float *)(uintptr_t)w->few.units, l->units, (size_t)w->of->n * sizeof *l->units);
 }
 
-static bool take(mr_device *dev, mr_gpu_matrix *w) {
+static bool take(loader *l, mr_gpu_matrix *w) {
   size_t n = (size_t)w->of->n, k = (size_t)w->k, values = n * k;
   bool ok;
   if (w->hold >= MR_GPU_INT8) {
-    w->few.w = mr_device_take(dev, n * mr_gpu_few_bytes(w->hold, k));
-    w->few.scales = mr_device_take(dev, n * mr_gpu_few_scale_bytes(w->hold, k));
-    w->few.units = mr_device_take(dev, n * sizeof(float));
+    w->few.w = take_bytes(l, n * mr_gpu_few_bytes(w->hold, k));
+    w->few.scales = take_bytes(l, n * mr_gpu_few_scale_bytes(w->hold, k));
+    w->few.units = take_bytes(l, n * sizeof(float));
     ok = w->few.w && w->few.scales && w->few.units;
   } else {
     w->plane = w->hold == MR_GPU_PAIR ? values : 0;
-    w->w = mr_device_take(dev, (values + w->plane) * sizeof *w->w);
+    w->w = take_bytes(l, (values + w->plane) * sizeof *w->w);
     ok = w->w;
   }
   if (ok && w->of->bias)
-    ok = (w->bias = mr_device_take(dev, n * sizeof(float))) != NULL;
+    ok = (w->bias = take_bytes(l, n * sizeof(float))) != NULL;
   return ok;
 }
 
@@ -195,14 +262,16 @@ static mr_code load(loader *l, const mr_matrix *of, mr_err *err) {
   mr_gpu *g = l->g;
   if (!mr_mem_grow((void **)&g->matrices, &g->cap_matrices, g->n_matrices + 1, sizeof *g->matrices))
     return mr_err_set(err, MR_E_NOMEM, "out of memory for the weights");
-  mr_gpu_matrix w = {
-      .of = of, .hold = hold_of(g->m, of, g->scheme, l->row), .k = mr_gpu_padded(of->k)};
-  if (!take(g->dev, &w))
+  mr_gpu_matrix w = {.of = of,
+                     .hold = hold_of(g->m, of, g->scheme, l->rows),
+                     .k = mr_gpu_padded(of->k),
+                     .streamed = l->streamed};
+  if (!take(l, &w))
     return no_room(g->dev, err);
   g->matrices[g->n_matrices++] = w;
   mr_code rc = fill(l, &w);
   if (!rc && of->bias)
-    rc = mr_device_put(g->dev, g->stream, w.bias, of->bias, (size_t)of->n * sizeof(float));
+    rc = put(l, w.bias, of->bias, (size_t)of->n * sizeof(float));
   return mr_device_fail(g->dev, rc, err);
 }
 
@@ -213,18 +282,46 @@ static int by_address(const void *a, const void *b) {
   return x->of < y->of ? -1 : x->of > y->of;
 }
 
-static mr_code load_all(loader *l, mr_err *err) {
-  mr_gpu *g = l->g;
-  const mr_model *m = g->m;
-  mr_code rc = load(l, &m->head, err);
-  if (!rc && !is_shared(m))
-    rc = load(l, &m->embed, err);
-  for (int i = 0; i < m->c.n_layers; i++)
+static mr_code load_layers(loader *l, mr_err *err) {
+  const mr_model *m = l->g->m;
+  mr_code rc = MR_OK;
+  for (int i = 0; i < m->c.n_layers; i++) {
+    int streamed = i - (m->c.n_layers - l->g->streaming.n);
+    l->streamed = streamed < 0 ? -1 : streamed;
+    l->used = 0;
     for (int j = 0; !rc && j < mr_layer_matrices(m, &m->layers[i]); j++) {
       const mr_matrix *w = mr_layer_matrix(&m->layers[i], j);
       if (w->n)
         rc = load(l, w, err);
     }
+  }
+  l->streamed = -1;
+  return rc;
+}
+
+static mr_code open_streaming(loader *l, mr_err *err) {
+  mr_gpu *g = l->g;
+  int n = g->streaming.n, first = g->m->c.n_layers - n;
+  size_t *bytes = mr_mem_alloc((size_t)n + 1, sizeof *bytes);
+  for (int i = 0; i < n && bytes; i++)
+    bytes[i] = layer_bytes(g->m, first + i, g->scheme, l->rows);
+  mr_code rc = bytes ? mr_gpu_stream_open(g, bytes) : MR_E_NOMEM;
+  mr_mem_free(bytes);
+  return rc == MR_E_UNAVAILABLE ? no_room(g->dev, err)
+         : rc                   ? mr_err_set(err, rc, "out of memory for the weights")
+                                : MR_OK;
+}
+
+static mr_code load_all(loader *l, mr_err *err) {
+  mr_gpu *g = l->g;
+  const mr_model *m = g->m;
+  mr_code rc = open_streaming(l, err);
+  if (!rc)
+    rc = load(l, &m->head, err);
+  if (!rc && !is_shared(m))
+    rc = load(l, &m->embed, err);
+  if (!rc)
+    rc = load_layers(l, err);
   sums s;
   if (!rc && !sum_up(&s, m, g->scheme))
     rc = mr_err_set(err, MR_E_NOMEM, "out of memory for the weights");
@@ -248,17 +345,18 @@ static size_t most_rows(const mr_model *m) {
 
 mr_code mr_gpu_load_weights(mr_gpu *g, mr_err *err) {
   loader l = {.g = g,
-              .row = mr_mem_alloc((size_t)widest_row(g->m), sizeof(float)),
+              .streamed = -1,
+              .rows = mr_mem_alloc(most_floats(g->m), sizeof(float)),
               .units = mr_mem_alloc(most_rows(g->m), sizeof(float))};
   size_t piece = PIECE + 4 * (size_t)widest_row(g->m);
-  mr_code rc = l.row && l.units ? MR_OK : MR_E_NOMEM;
+  mr_code rc = l.rows && l.units ? MR_OK : MR_E_NOMEM;
   for (int i = 0; i < 2 && !rc; i++)
     rc = g->dev->ops->host_alloc(g->dev, piece, (void **)&l.piece[i]);
   rc = rc ? mr_err_set(err, MR_E_NOMEM, "out of memory for the weights") : load_all(&l, err);
   for (int i = 0; i < 2; i++)
     if (l.piece[i])
       g->dev->ops->host_release(g->dev, l.piece[i]);
-  mr_mem_free(l.row);
+  mr_mem_free(l.rows);
   mr_mem_free(l.units);
   if (rc)
     return rc;

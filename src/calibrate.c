@@ -32,11 +32,13 @@ int mr_site_of(const char *stem) {
   static const struct {
     const char *stem;
     int site;
-  } all[] = {
-      {"attn_q", MR_SITE_QKV},         {"attn_k", MR_SITE_QKV},        {"attn_v", MR_SITE_QKV},
-      {"attn_qkv", MR_SITE_QKV},       {"attn_output", MR_SITE_OUT},   {"ffn_gate", MR_SITE_MLP},
-      {"ffn_up", MR_SITE_MLP},         {"ffn_gate_exps", MR_SITE_MLP}, {"ffn_up_exps", MR_SITE_MLP},
-      {"ffn_gate_shexp", MR_SITE_MLP}, {"ffn_up_shexp", MR_SITE_MLP},  {"ffn_down", MR_SITE_DOWN}};
+  } all[] = {{"attn_q", MR_SITE_QKV},       {"attn_k", MR_SITE_QKV},
+             {"attn_v", MR_SITE_QKV},       {"attn_qkv", MR_SITE_QKV},
+             {"attn_output", MR_SITE_OUT},  {"ffn_gate", MR_SITE_MLP},
+             {"ffn_up", MR_SITE_MLP},       {"ffn_gate_exps", MR_SITE_MLP},
+             {"ffn_up_exps", MR_SITE_MLP},  {"ffn_gate_exp", MR_SITE_MLP},
+             {"ffn_up_exp", MR_SITE_MLP},   {"ffn_gate_shexp", MR_SITE_MLP},
+             {"ffn_up_shexp", MR_SITE_MLP}, {"ffn_down", MR_SITE_DOWN}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (!strcmp(all[i].stem, stem))
       return all[i].site;

@@ -38,6 +38,14 @@ typedef enum mr_qkv {
   MR_QKV_PARTS    /* four parts of q, v, k (codegen) */
 } mr_qkv;
 
+/* Positions that are computed: half the width sines, half cosines, of wavelengths from 2 pi to ...
+ */
+typedef enum mr_sinusoids {
+  MR_SINUSOIDS_NONE,
+  MR_SINUSOIDS,     /* ... nearly 2 pi 10000 (ctrl) */
+  MR_SINUSOIDS_ENDS /* ... 2 pi 10000 (xglm) */
+} mr_sinusoids;
+
 typedef enum mr_scoring { /* of experts */
                           MR_SCORE_SOFTMAX,
                           MR_SCORE_SIGMOID,
@@ -79,19 +87,24 @@ typedef struct mr_arch { /* one row of the table */
   bool fused_gate_up; /* ffn_up holds gate rows, then up rows */
   bool embed_scale;   /* embeddings times sqrt(d_model) */
   bool learned_positions; /* position_embd.weight added to the embeddings */
+  mr_sinusoids sinusoids; /* ... or a table that is computed */
   int position_offset;    /* rows of it that come before position 0, in directories */
   bool alibi;
   bool sinks;            /* attention may leave tokens to a sink for each head (gpt_oss) */
   bool attn_unscaled;    /* q.k as it is */
   int window_pattern;    /* 1: all layers windowed; n: every n-th is global; 0: none windowed */
+  bool window_last;      /* ... of n layers the first is global, not the last */
   bool nope_global;      /* no rope in layers without window, where there are windows */
   int nope_interval;     /* every n-th layer has no rope, unless config.json says otherwise */
   float partial;         /* share of a head that is rotated where config.json says none; 0: all */
   float rope_base;       /* default where the file says none */
   bool rope_local_plain; /* windowed layers: rope without scaling */
+  bool rope_backward;    /* turned the other way */
+  bool rope_by_type;     /* only where config.json's position_embedding_type says so */
   const char *rope_default; /* JSON: taken where config.json has no parameters of rope at all */
   float rope_base_local;    /* base of windowed layers; 0: the same */
   mr_scoring scoring;
+  bool choose_raw;        /* chosen by the router's own numbers, not by the scores */
   bool renorm;            /* weights of the chosen experts are made to sum to one */
   bool route_input;       /* ... and scale the experts' input, not their output (llama4) */
   bool experts_columns;   /* fused experts are stored transposed, in directories */
@@ -119,6 +132,7 @@ typedef struct mr_config {
   int rope_dims;                     /* rotated values a head */
   float rope_base;
   float rope_base_local; /* windowed layers, without scaling; 0: as the others */
+  float layer_base[2];   /* config.json's list of bases: of global and of windowed layers; or 0 */
   mr_rope_scaling rope_scaling;
   float rope_factor; /* linear, yarn */
   int rope_original_context;
@@ -132,6 +146,7 @@ typedef struct mr_config {
   int n_group, topk_group; /* experts are chosen from the best groups; 0: from all */
   bool group_best;         /* a group is as good as its best expert; else the best two together */
   float route_scale;       /* on the chosen experts' weights */
+  float shared_scale;      /* on the shared expert's */
   float route_jitter;      /* sparsemixer: experts further from the best are left out */
   int d_embed;             /* width of the embedding where it is projected (opt); 0: d_model */
   bool alibi_scaled;       /* ALiBi is scaled as q.k is (falcon) */

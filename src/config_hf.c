@@ -17,9 +17,9 @@
 
 typedef struct reader { /* the first error wins */
   mr_config *c;
-  const json_t *j;
-  const json_t *rope; /* parameters of rope, of layers without window; NULL: none */
-  json_t *own;        /* those of the row, where there are none; owned */
+  const json_t *j, *root; /* j: in root where it describes the text part of a larger model */
+  const json_t *rope;     /* parameters of rope, of layers without window; NULL: none */
+  json_t *own;            /* those of the row, where there are none; owned */
   const char *path;
   mr_err e;
 } reader;
@@ -99,11 +99,17 @@ static void read_sizes(reader *r) {
   int ratio = 4;
   whole(r, "expansion_ratio", 1, 64, &ratio);
   c->d_ff = c->d_model * ratio;
-  whole(r, "intermediate_size_mlp intermediate_size n_inner ffn_hidden_size ffn_dim", 1, MAX_FF,
-        &c->d_ff);
+  if (whole(r, "intermediate_multiple_size", 1, 64, &ratio))
+    c->d_ff = c->d_model * ratio;
+  whole(r,
+        "prefix_dense_intermediate_size intermediate_size_mlp intermediate_size n_inner "
+        "ffn_hidden_size ffn_dim dff",
+        1, MAX_FF, &c->d_ff);
   c->eps = 1e-5f;
   real(r, "rms_norm_eps layer_norm_eps layer_norm_epsilon norm_epsilon norm_eps layernorm_epsilon",
        &c->eps);
+  if (get(r->j, "rms_norm_eps") && !strcmp(c->arch.name, "cohere2moe"))
+    c->arch.norm = MR_NORM_RMS;
   if (c->eps < 0)
     FAIL(r, "the norms' epsilon is below 0");
   whole(r, "max_position_embeddings n_positions max_seq_len n_ctx seq_length", 1, MAX_CONTEXT,
@@ -113,7 +119,8 @@ static void read_sizes(reader *r) {
     c->context = MR_DEFAULT_CONTEXT;
   if (whole(r, "word_embed_proj_dim", 1, MAX_WIDTH, &c->d_embed) && c->d_embed == c->d_model)
     c->d_embed = 0;
-  const json_t *tied = get(r->j, "tie_word_embeddings");
+  const json_t *tied = get(r->root, "tie_word_embeddings");
+  tied = tied ? tied : get(r->j, "tie_word_embeddings");
   c->tied = tied ? json_is_true(tied) : -1;
 }
 
@@ -131,7 +138,7 @@ static void latent(reader *r) {
 
 static void read_heads(reader *r) {
   mr_config *c = r->c;
-  need(r, "num_attention_heads n_head n_heads num_heads", MAX_HEADS, &c->n_heads);
+  need(r, "num_attention_heads n_head n_heads num_heads attention_heads", MAX_HEADS, &c->n_heads);
   if (r->e.code)
     return;
   c->n_kv_heads = c->n_heads;
@@ -140,6 +147,8 @@ static void read_heads(reader *r) {
     c->n_kv_heads = 1;
   else if (grouped || !get(r->j, "new_decoder_architecture multi_query"))
     whole(r, "num_key_value_heads num_kv_heads", 1, MAX_HEADS, &c->n_kv_heads);
+  whole_of(r, get(get(r->j, "attn_config"), "kv_n_heads"), "kv_n_heads", 1, MAX_HEADS,
+           &c->n_kv_heads);
   if (get(r->j, "new_decoder_architecture multi_query"))
     c->arch.hf_qkv = grouped || c->n_kv_heads > 1 ? MR_QKV_GROUPED : MR_QKV_STACKED;
   c->head_dim = c->d_model / c->n_heads;
@@ -246,7 +255,8 @@ static void read_scaling(reader *r) {
     llama3(r);
   else if (!strcmp(type, "longrope") || !strcmp(type, "su"))
     longrope(r);
-  else if (*type && strcmp(type, "default") && strcmp(type, "dynamic"))
+  else if (*type && strcmp(type, "default") && strcmp(type, "dynamic") && strcmp(type, "mrope"))
+    /* mrope: text has one position in all three dimensions */
     /* dynamic: nothing changes up to max_position_embeddings, and the context ends there */
     FAIL(r,
          "rope of type \"%.32s\" is not supported (default, linear, dynamic, yarn, longrope, "
@@ -263,10 +273,17 @@ static void find_rope(reader *r) {
   const json_t *full = get(p, "full_attention"), *local = get(p, "sliding_attention");
   r->rope = full ? full : p;
   real(r, "rope_theta rotary_emb_base", &c->rope_base);
+  real_of(r, get(r->j, "attn_config"), "rope_theta", &c->rope_base);
   real_of(r, r->rope, "rope_theta", &c->rope_base);
   c->rope_local_plain = c->arch.rope_local_plain || local || get(r->j, "rope_local_base_freq");
   real(r, "rope_local_base_freq", &c->rope_base_local);
   real_of(r, local, "rope_theta", &c->rope_base_local);
+  if (c->layer_base[0] > 0) {
+    c->rope_base = c->layer_base[0];
+    c->rope_base_local = c->layer_base[1];
+    if (*text(p, "rope_type type") && strcmp(text(p, "rope_type type"), "default") != 0)
+      FAIL(r, "rope with scaling beside layer_rope_theta is not supported");
+  }
   if (!(c->rope_base > 0) || c->rope_base_local < 0)
     FAIL(r, "rope_theta must be above 0");
 }
@@ -282,6 +299,8 @@ static void read_growth(reader *r) {
 
 static void read_rope(reader *r) {
   mr_config *c = r->c;
+  if (c->arch.rope_by_type && strcmp(text(r->j, "position_embedding_type"), "rope") != 0)
+    c->arch.rope = MR_ROPE_NONE;
   if (c->arch.rope == MR_ROPE_NONE)
     return;
   c->arch.hf_interleaved = flag(r->j, "rope_interleave", c->arch.hf_interleaved);
@@ -313,6 +332,47 @@ static void read_rope(reader *r) {
 
 /* ------------------------------------------------------------------ which layers are what */
 
+static bool is_local(reader *r, int layer, const char *type) {
+  static const char *const whole_ones[] = {"full_attention", "attention", "global"};
+  static const char *const parts[] = {"sliding_attention", "chunked_attention", "local"};
+  for (int i = 0; i < 3; i++)
+    if (!strcmp(type, whole_ones[i]) || !strcmp(type, parts[i]))
+      return !strcmp(type, parts[i]);
+  FAIL(r, "layer %d is of type \"%.32s\", which is not supported", layer, type);
+  return false;
+}
+
+/* A base for each layer, where there is such a list (granite_swa): 0 means none, and there may be
+ * one for layers with a window and one for the others. */
+static void bases(reader *r) {
+  mr_config *c = r->c;
+  const json_t *list = get(r->j, "layer_rope_theta");
+  float of[2] = {0, 0};
+  for (int i = 0; list && i < c->n_layers && i < MR_MAX_LAYERS; i++) {
+    float base = (float)json_number_value(json_array_get(list, (size_t)i));
+    float *same = &of[c->windowed[i]];
+    c->no_rope[i] = base == 0;
+    if (!(base >= 0) || (base > 0 && *same > 0 && base != *same))
+      FAIL(r, "layer_rope_theta: %g in layer %d, but %g in one before", (double)base, i,
+           (double)*same);
+    *same = base > 0 ? base : *same;
+  }
+  c->layer_base[0] = of[0] > 0 ? of[0] : of[1];
+  c->layer_base[1] = of[1] > 0 ? of[1] : of[0];
+}
+
+/* Layers without experts have rope in any case (cohere2_moe). */
+static void dense_rope(reader *r) {
+  const json_t *kinds = get(r->j, "mlp_layer_types");
+  int pattern = 0;
+  whole(r, "prefix_dense_sliding_window_pattern", 1, MR_MAX_LAYERS, &pattern);
+  for (int i = 0; pattern == 1 && i < r->c->n_layers && i < MR_MAX_LAYERS; i++) {
+    const char *kind = json_string_value(json_array_get(kinds, (size_t)i));
+    if (kind && !strcmp(kind, "dense"))
+      r->c->no_rope[i] = 0;
+  }
+}
+
 static void layer_kinds(reader *r) {
   mr_config *c = r->c;
   const json_t *types = get(r->j, "layer_types attention_layers"),
@@ -323,20 +383,21 @@ static void layer_kinds(reader *r) {
   whole(r, "max_window_layers", 0, INT_MAX, &from);
   if (c->arch.window_pattern == 0 && !types)
     pattern = flag(r->j, "use_sliding_window", false) ? 1 : 0;
+  int global = c->arch.window_last ? 0 : pattern - 1;
   bool windows = c->window > 0 || c->chunk > 0;
   for (int i = 0; i < c->n_layers && i < MR_MAX_LAYERS; i++) {
     const char *type = json_string_value(json_array_get(types, (size_t)i));
-    bool local = type           ? strcmp(type, "full_attention") && strcmp(type, "global")
+    bool local = type           ? is_local(r, i, type)
                  : pattern == 1 ? i >= from
-                                : pattern > 1 && i % pattern != pattern - 1;
+                                : pattern > 1 && i % pattern != global;
     c->windowed[i] = windows && local;
     c->no_rope[i] = json_array_size(rope) > 0 ? !json_integer_value(json_array_get(rope, (size_t)i))
                                               : interval > 0 && (i + 1) % interval == 0;
     if (c->arch.nope_global && windows && !c->windowed[i])
       c->no_rope[i] = 1;
-    if (type && !strstr(type, "attention") && strcmp(type, "global") && strcmp(type, "local"))
-      FAIL(r, "layer %d is of type \"%.32s\", which is not supported", i, type);
   }
+  dense_rope(r);
+  bases(r);
 }
 
 static void read_layers(reader *r) {
@@ -459,6 +520,7 @@ static void read_switches(reader *r) {
     a->qk_norm_each = !strcmp(a->name, "stablelm");
   }
   a->post_norms = flag(r->j, "use_post_norm", a->post_norms);
+  a->norm_bare |= !flag(r->j, "layer_norm_elementwise_affine", true);
   if (!flag(r->j, "do_layer_norm_before", true)) {
     a->pre_norms = false;
     a->norm_after = true;
@@ -476,13 +538,53 @@ static bool whole_all(reader *r, const char *keys, int min, int max, int *out) {
   return whole_of(r, json_array_get(v, 0), keys, min, max, out);
 }
 
+/* How cohere2_moe chooses and mixes. */
+static void read_mixing(reader *r) {
+  mr_config *c = r->c;
+  const char *mix = text(r->j, "shared_expert_combination_strategy");
+  bool softmax = !strcmp(text(r->j, "expert_selection_fn"), "softmax");
+  if (!strcmp(text(r->j, "expert_selection_fn"), "sigmoid"))
+    c->arch.scoring = MR_SCORE_SIGMOID;
+  c->arch.renorm |= softmax; /* over the chosen ones */
+  if (c->d_shared > 0 && !strcmp(mix, "average"))
+    c->route_scale = c->shared_scale = 0.5f;
+  else if (*mix && strcmp(mix, "sum") && strcmp(mix, "average"))
+    FAIL(r, "shared_expert_combination_strategy \"%.32s\" is not supported", mix);
+}
+
+/* What dbrx keeps in an object of its own. */
+static void read_ffn(reader *r) {
+  mr_config *c = r->c;
+  const json_t *o = get(r->j, "ffn_config"),
+               *norm = json_object_get(o, "moe_normalize_expert_weights");
+  const char *act = text(get(o, "ffn_act_fn"), "name");
+  if (!o)
+    return;
+  c->d_expert = 0;
+  whole_of(r, get(o, "moe_num_experts"), "moe_num_experts", 1, 4096, &c->n_experts);
+  whole_of(r, get(o, "moe_top_k"), "moe_top_k", 1, MR_MAX_CHOSEN, &c->n_experts_used);
+  whole_of(r, get(o, "ffn_hidden_size"), "ffn_hidden_size", 1, MAX_FF, &c->d_expert);
+  c->arch.renorm = !norm || !json_is_null(norm);
+  if (c->n_experts < 2 || c->n_experts_used < 1 || c->n_experts_used > c->n_experts ||
+      c->d_expert < 1)
+    FAIL(r, "ffn_config: moe_num_experts, moe_top_k or ffn_hidden_size is missing or impossible");
+  if (*act && strcmp(act, "silu"))
+    FAIL(r, "ffn_config: activation \"%.32s\" is not supported", act);
+  if (json_is_number(norm) && json_number_value(norm) != 1)
+    FAIL(r, "ffn_config: moe_normalize_expert_weights is not 1");
+}
+
 static void read_experts(reader *r) {
   mr_config *c = r->c;
   int shared = 0;
-  if (!whole(r, "num_local_experts num_experts n_routed_experts moe_num_experts", 1, 4096,
+  read_ffn(r);
+  if (!whole(r, "num_local_experts num_experts n_routed_experts moe_num_experts", 0, 4096,
              &c->n_experts) ||
-      c->n_experts == 1)
+      c->n_experts <= 1) {
+    if (c->n_experts == 0) /* the shared one is then all there is */
+      whole(r, "shared_intermediate_size", 1, MAX_FF, &c->d_ff);
     return;
+  }
   if (!whole_all(r, "num_experts_per_tok moe_topk moe_k", 1, c->n_experts, &c->n_experts_used))
     FAIL(r, "num_experts_per_tok is missing");
   if (c->n_experts_used < 1 || c->n_experts_used > MR_MAX_CHOSEN)
@@ -496,6 +598,7 @@ static void read_experts(reader *r) {
     c->d_shared = c->d_expert;
   whole(r, "shared_expert_intermediate_size shared_intermediate_size", 0, MAX_FF, &c->d_shared);
   c->arch.renorm = flag(r->j, "norm_topk_prob", c->arch.renorm);
+  read_mixing(r);
   real(r, "routed_scaling_factor router_scaling_factor", &c->route_scale);
   c->route_jitter = 0.01f;
   real(r, "router_jitter_noise", &c->route_jitter);
@@ -533,11 +636,12 @@ static const mr_arch *find_arch(reader *r) {
     FAIL(r, "model_type is missing");
     return NULL;
   }
-  const mr_arch *a = mr_arch_find_hf(type);
-  if (!a && json_is_object(get(r->j, "text_config"))) { /* beside a model of images */
-    r->j = get(r->j, "text_config");
-    a = mr_arch_find_hf(text(r->j, "model_type"));
-  }
+  const json_t *part = get(r->j, "text_config"); /* beside a model of images */
+  const mr_arch *a = mr_arch_find_hf(text(part, "model_type"));
+  if (a)
+    r->j = part;
+  else
+    a = mr_arch_find_hf(type);
   const char *near = a ? NULL : mr_arch_nearest(type, true);
   if (!a)
     FAIL(r, "architecture \"%.64s\" is not supported%s%s", type,
@@ -553,7 +657,7 @@ mr_code mr_config_from_dir(mr_config *c, const char *dir, mr_err *err) {
   json_t *root = mr_json_read(path, MAX_CONFIG, err);
   if (!root)
     return err && err->code ? err->code : MR_E_DATA;
-  reader r = {.c = c, .j = root, .path = path, .e = MR_ERR_INIT};
+  reader r = {.c = c, .j = root, .root = root, .path = path, .e = MR_ERR_INIT};
   const mr_arch *a = find_arch(&r);
   if (a) {
     mr_config_init(c, a);

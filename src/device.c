@@ -14,6 +14,8 @@ bool mr_device_is_gpu(const char *name) {
 
 /* ------------------------------------------------------------------ by name */
 
+mr_sim_opts mr_sim_defaults;
+
 /* Tests of whole runs: MILLRACE_SIM_FAULT=lose=N, copy=N or alloc=N (device.h, mr_sim_opts). */
 static void take_fault(mr_sim_opts *o) {
   const char *fault = getenv("MILLRACE_SIM_FAULT");
@@ -30,7 +32,8 @@ static mr_code open_sim(mr_device **out, const char *which, mr_err *err) {
   static const char *const machines[] = {"", ":warp32", ":wave64", ":wmma"};
   static const int number[] = {0, 0, 1, 2};
   uint64_t half = mr_machine_memory().available / 2;
-  mr_sim_opts o = {.memory = half ? half : (size_t)4 << 30};
+  mr_sim_opts o = mr_sim_defaults;
+  o.memory = half ? half : (size_t)4 << 30;
   take_fault(&o);
   for (size_t i = 0; i < sizeof machines / sizeof *machines; i++)
     if (!strcmp(which, machines[i])) {

@@ -107,6 +107,7 @@ typedef struct mr_sim_opts {
   /* the virtual clock: copies take latency + bytes / rate on an engine for each direction, kernels
    * a fixed time on a third; 0: no time */
   double copy_bytes_per_s, copy_latency_s, kernel_s;
+  double own_bytes_per_s; /* of copies on the device, without latency; 0: as the others */
   /* tests: the n-th call, from 1, fails; 0: none */
   int fail_alloc, fail_copy, lose_at, flip_copy; /* flip_copy: a bit of it changes */
 } mr_sim_opts;
@@ -120,5 +121,7 @@ extern const mr_gpu_blob *(*mr_driver_blobs)(void);
 
 mr_code mr_device_sim(mr_device **out, const mr_sim_opts *opts, mr_err *err);
 double mr_sim_seconds(const mr_device *d); /* of the virtual clock */
+double mr_sim_busy(const mr_device *d);    /* the same, had each copy and kernel waited its turn */
+extern mr_sim_opts mr_sim_defaults;        /* of --device sim; tests set its clock */
 
 #endif

@@ -52,7 +52,7 @@ typedef struct sim {
   mr_emu *emu;
   block *blocks;
   mr_stream *streams;
-  double now, engine[3];
+  double now, busy, engine[3];
   int n_allocs, n_copies, n_tasks;
   bool lost;
   mr_code failed; /* of a task, until it is reported */
@@ -129,6 +129,8 @@ static void sim_host_release(mr_device *d, void *p) {
 
 static double copy_seconds(const sim *s, const task *t) {
   double rate = s->o.copy_bytes_per_s;
+  if (t->dir == MR_ON_DEVICE && s->o.own_bytes_per_s > 0)
+    return (double)t->bytes / s->o.own_bytes_per_s;
   return s->o.copy_latency_s + (rate > 0 ? (double)t->bytes / rate : 0);
 }
 
@@ -170,6 +172,7 @@ static void run_one(sim *s, mr_stream *q) {
     else if (!s->failed)
       run_kernel(s, t);
     q->time = s->engine[engine] = fmax(q->time, s->engine[engine]) + seconds;
+    s->busy += seconds;
   }
   if (++q->at == q->n)
     q->at = q->n = 0;
@@ -334,4 +337,8 @@ mr_code mr_device_sim(mr_device **out, const mr_sim_opts *o, mr_err *err) {
 
 double mr_sim_seconds(const mr_device *d) {
   return ((const sim *)d)->now;
+}
+
+double mr_sim_busy(const mr_device *d) {
+  return ((const sim *)d)->busy;
 }

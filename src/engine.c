@@ -31,9 +31,6 @@ static mr_scheme scheme_of(const mr_engine_opts *o) {
   return o->compute == MR_COMPUTE_EXACT ? MR_SCHEME_F32 : MR_SCHEME_I8;
 }
 
-/* Their arithmetic is small beside the base's: float32 in both modes. */
-static const mr_scheme lora_scheme = MR_SCHEME_F32;
-
 static int kv_type_of(const mr_engine_opts *o) {
   if (o->kv_type >= 0)
     return o->kv_type;
@@ -140,7 +137,7 @@ static mr_code open_adapters(mr_lora **out, const mr_engine_opts *o, mr_model *m
                              const mr_kernels *k, bool pack, mr_err *err) {
   if (o->n_adapters < 1)
     return MR_OK;
-  mr_code rc = mr_lora_new(out, m, o->n_adapters, k, lora_scheme, pack, err);
+  mr_code rc = mr_lora_new(out, m, o->n_adapters, k, scheme_of(o), pack, err);
   for (int i = 0; i < o->n_adapters && !rc; i++)
     rc = mr_lora_add(*out, i, o->adapters[i].name, o->adapters[i].dir, err);
   return rc;
@@ -192,7 +189,12 @@ static mr_code make_room(mr_engine *e, mr_err *err) {
   e->ones = mr_mem_alloc(tokens, 1);
   if (mr_mem_mul(e->scratch_bytes, (size_t)e->info.threads, &bytes))
     e->scratch = mr_mem_pages(bytes);
-  if (!e->runs || !e->owners || !e->ones || !e->scratch)
+  bool asks = mr_forward_can_ask(e->forward);
+  if (asks) {
+    e->asks = mr_mem_alloc((size_t)e->max_logits, sizeof *e->asks);
+    e->fetch = mr_mem_alloc((size_t)e->max_logits, sizeof *e->fetch);
+  }
+  if (!e->runs || !e->owners || !e->ones || !e->scratch || (asks && (!e->asks || !e->fetch)))
     return mr_err_set(err, MR_E_NOMEM, "out of memory for steps of %d tokens",
                       e->info.max_step_tokens);
   memset(e->ones, 1, tokens);
@@ -252,7 +254,7 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   e->max_logits = mr_engine_logit_rows(&e->info);
   rc = e->device.dev
            ? mr_forward_open_gpu(&e->forward, e->model, e->device.dev, e->kv, e->device.scheme,
-                                 e->info.max_step_tokens, e->max_logits, err)
+                                 e->device.streamed, e->info.max_step_tokens, e->max_logits, err)
            : mr_forward_open(&e->forward, e->model, e->k, e->pool, e->kv, e->info.max_step_tokens,
                              e->max_logits, err);
   if (!rc)
@@ -308,6 +310,8 @@ void mr_engine_close(mr_engine *e) {
   mr_mem_free(e->ones);
   mr_mem_free(e->jobs);
   mr_mem_free(e->scratch);
+  mr_mem_free(e->asks);
+  mr_mem_free(e->fetch);
   mr_mem_free(e);
 }
 
@@ -323,7 +327,7 @@ void mr_engine_stats_get(const mr_engine *e, mr_engine_stats *out) {
   out->waiting = 0;
   for (const mr_flight *f = e->flights; f; f = f->next)
     out->waiting += f->fed == 0;
-  out->kv_pages_total = (uint64_t)mr_kv_total_pages(e->kv);
+  out->kv_pages_total = (uint64_t)mr_kv_most_pages(e->kv);
   mr_kvtier_stats kv;
   mr_kvtier_stats_get(e->tier, &kv);
   out->kv_spill_bytes = kv.spill_bytes;

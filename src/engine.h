@@ -115,14 +115,16 @@ typedef struct mr_result {
 
 void mr_result_free(mr_result *r);
 
-typedef struct mr_engine_left { /* of the requests in flight that generate and are not held back */
+typedef struct mr_engine_left { /* of the requests in flight that are not held back */
+  uint64_t prompt_tokens;       /* to compute, or to be taken from others */
   uint64_t tokens;              /* that they may still choose at most, all together */
   uint64_t longest;             /* ... and the most of one choice */
-  uint64_t sequences;           /* choices that go on */
+  uint64_t held;                /* requests that are held back */
 } mr_engine_left;
 
 typedef struct mr_engine_stats { /* sums since open */
   uint64_t steps, output_tokens, logit_rows;
+  uint64_t rows_fetched; /* of logits from a device that knew too little of them to choose */
   uint64_t prompt_tokens_computed; /* continuations that are scored, too */
   uint64_t prompt_tokens_shared;   /* taken from a prompt that began alike */
   uint64_t prompt_tokens_cached;   /* taken from the prefix cache of earlier runs */
@@ -132,6 +134,7 @@ typedef struct mr_engine_stats { /* sums since open */
   uint64_t batch_tokens_sum; /* sum of T over steps */
   int max_batch_seen, active, waiting;
   uint64_t kv_pages_used, kv_pages_total, kv_pages_peak;
+  uint64_t kv_pages_held_back; /* at most, while the machine's memory was low */
   uint64_t kv_spill_bytes, kv_fetch_bytes, kv_failures; /* failures: computed again */
   uint64_t preemptions, recomputed_tokens;              /* ... because memory ran out */
   double kv_stall_s;                                    /* waits for the disk */
@@ -160,6 +163,9 @@ mr_code mr_engine_admit(mr_engine *e, const mr_request *r, mr_err *err);
  * is kept in memory rather than what nobody wants. Returns its number, for `expected` of its
  * request; only a hint. */
 uint64_t mr_engine_expect(mr_engine *e, int adapter, const int32_t *prompt, int n_prompt);
+/* The machine's memory is low, or is not any more: until then keys and values take no memory beyond
+ * what they have had already, as long as some request can go on with it. Results are the same. */
+void mr_engine_memory_low(mr_engine *e, bool low);
 int mr_engine_active(const mr_engine *e); /* requests admitted and not collected */
 mr_code mr_engine_step(mr_engine *e, mr_err *err);
 mr_result *mr_engine_collect(mr_engine *e); /* owned by the caller; NULL: none finished */
@@ -173,7 +179,8 @@ mr_code mr_engine_save(mr_engine *e, const char *prefix, uint64_t max_bytes, dou
 void mr_engine_stats_get(const mr_engine *e, mr_engine_stats *out);
 void mr_engine_left_get(const mr_engine *e, mr_engine_left *out);
 /* Holds back the request that has most left to choose, the youngest of equals, so that the others
- * end sooner: it takes part in no step, but stays where it is. false: none could be. */
+ * end sooner: it takes part in no step, but stays where it is. None that is in the middle of its
+ * prompt; false: there is no other. Where nobody else can go on, all do. */
 bool mr_engine_hold(mr_engine *e);
 /* Lets the one go on that was held back last. false: there is none. */
 bool mr_engine_release(mr_engine *e);

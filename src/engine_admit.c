@@ -277,7 +277,7 @@ static int held_by_others(const mr_engine *e, const mr_request *r) {
 }
 
 static mr_code has_room(const mr_engine *e, const mr_request *r, int n_seqs, mr_err *err) {
-  int64_t need = pages_needed(e, r, false), total = mr_kv_total_pages(e->kv);
+  int64_t need = pages_needed(e, r, false), total = mr_kv_most_pages(e->kv);
   if (need > total) {
     uint64_t page = e->info.kv_bytes_per_token * MR_KV_BLOCK;
     return mr_err_set(err, MR_E_DATA,
@@ -290,7 +290,8 @@ static mr_code has_room(const mr_engine *e, const mr_request *r, int n_seqs, mr_
   bool gated = e->policy == MR_KV_FEWER || e->policy == MR_KV_AUTO;
   if (e->n_parked > 0)
     return MR_E_AGAIN;
-  if (gated && e->pages_reserved + held_by_others(e, r) + pages_needed(e, r, true) > total)
+  if (gated && e->pages_reserved + held_by_others(e, r) + pages_needed(e, r, true) >
+                   mr_kv_total_pages(e->kv))
     return MR_E_AGAIN;
   return e->n_live > 0 && e->n_live + n_seqs > e->info.max_batch ? MR_E_AGAIN : MR_OK;
 }
@@ -301,6 +302,8 @@ mr_code mr_engine_admit(mr_engine *e, const mr_request *r, mr_err *err) {
     return rc;
   int n = r->task == MR_TASK_SCORE ? r->n_cont : r->sampling.n;
   rc = has_room(e, r, n, err);
+  if (rc == MR_E_AGAIN && !e->n_active && mr_engine_needs_all(e))
+    rc = has_room(e, r, n, err);
   if (rc)
     return rc;
   size_t jobs = (size_t)e->max_logits + (size_t)e->n_sequences + (size_t)n;

@@ -3,12 +3,20 @@
 #include <stdio.h>
 #include <string.h>
 
-#define LEAST_STEP 16 /* tokens: a step is not planned smaller than a tile */
+#define MOST_STAGED 32 /* pages on their way out */
+#define LEAST_STEP 16  /* tokens: a step is not planned smaller than a tile */
 
 /* ---------------------------------------------------------------- pages on the device */
 
+/* And the places through which pages leave; without them each page is waited for. */
 static void *take_pages(void *ctx, size_t bytes) {
-  return mr_device_take(((mr_engine_device *)ctx)->dev, bytes);
+  mr_engine_device *d = ctx;
+  void *pages = mr_device_take(d->dev, bytes);
+  size_t stage = (size_t)d->n_stage * d->page_bytes;
+  if (pages && stage && (d->stage = mr_device_take(d->dev, stage)) &&
+      !d->dev->ops->host_alloc(d->dev, stage, (void **)&d->stage_host))
+    d->pages.staged = d->n_stage;
+  return pages;
 }
 
 static mr_code copy(void *ctx, mr_direction dir, void *dst, const void *src, size_t bytes) {
@@ -28,6 +36,54 @@ static mr_code to_host(void *ctx, void *dst, const void *src, size_t bytes) {
 
 static mr_code from_host(void *ctx, void *dst, const void *src, size_t bytes) {
   return copy(ctx, MR_TO_DEVICE, dst, src, bytes);
+}
+
+/* ---------------------------------------------------------------- pages beside a step */
+
+static mr_code stage(void *ctx, int place, const void *src, size_t bytes) {
+  mr_engine_device *d = ctx;
+  return d->dev->ops->copy(d->dev, d->stream, MR_ON_DEVICE, d->stage + (size_t)place * bytes, src,
+                           bytes);
+}
+
+/* The copies on the device are short and are waited for: then the pages may be written again. */
+static mr_code depart(void *ctx, int from, int end, size_t bytes) {
+  mr_engine_device *d = ctx;
+  size_t at = (size_t)from * bytes;
+  mr_code rc = d->dev->ops->sync(d->dev, d->stream);
+  return rc ? rc
+            : d->dev->ops->copy(d->dev, d->out, MR_TO_HOST, d->stage_host + at, d->stage + at,
+                                (size_t)(end - from) * bytes);
+}
+
+static mr_code arrive_out(void *ctx) {
+  mr_engine_device *d = ctx;
+  return d->dev->ops->sync(d->dev, d->out);
+}
+
+static const void *staged_at(void *ctx, int place, size_t bytes) {
+  return ((mr_engine_device *)ctx)->stage_host + (size_t)place * bytes;
+}
+
+static void *room(void *ctx, size_t bytes) {
+  mr_engine_device *d = ctx;
+  void *p;
+  return d->dev->ops->host_alloc(d->dev, bytes, &p) ? NULL : p;
+}
+
+static void room_free(void *ctx, void *p) {
+  mr_engine_device *d = ctx;
+  d->dev->ops->host_release(d->dev, p);
+}
+
+static mr_code send(void *ctx, void *dst, const void *src, size_t bytes) {
+  mr_engine_device *d = ctx;
+  return d->dev->ops->copy(d->dev, d->in, MR_TO_DEVICE, dst, src, bytes);
+}
+
+static mr_code arrive_in(void *ctx) {
+  mr_engine_device *d = ctx;
+  return d->dev->ops->sync(d->dev, d->in);
 }
 
 const mr_kv_memory *mr_engine_device_pages(const mr_engine_device *d) {
@@ -54,16 +110,31 @@ mr_code mr_engine_device_open(mr_engine_device *d, const mr_engine_opts *o, mr_e
     return mr_err_set(err, MR_E_UNAVAILABLE,
                       "--lora is not supported on device %s yet; use --device cpu", o->device);
   mr_code rc = mr_device_open(&d->dev, o->device, o->device_memory, err);
-  if (!rc)
-    rc = mr_device_fail(d->dev, d->dev->ops->stream_new(d->dev, &d->stream), err);
-  d->pages = (mr_kv_memory){
-      .ctx = d, .take = take_pages, .copy = copy_on, .to_host = to_host, .from_host = from_host};
+  mr_stream **streams[] = {&d->stream, &d->out, &d->in};
+  for (int i = 0; i < 3 && !rc; i++)
+    rc = mr_device_fail(d->dev, d->dev->ops->stream_new(d->dev, streams[i]), err);
+  d->pages = (mr_kv_memory){.ctx = d,
+                            .take = take_pages,
+                            .copy = copy_on,
+                            .to_host = to_host,
+                            .from_host = from_host,
+                            .stage = stage,
+                            .depart = depart,
+                            .arrive_out = arrive_out,
+                            .staged_at = staged_at,
+                            .room = room,
+                            .room_free = room_free,
+                            .send = send,
+                            .arrive_in = arrive_in};
   return rc;
 }
 
 void mr_engine_device_close(mr_engine_device *d) {
-  if (d->dev && d->stream)
-    d->dev->ops->stream_free(d->dev, d->stream);
+  mr_stream *streams[] = {d->stream, d->out, d->in};
+  if (d->dev && d->stage_host)
+    d->dev->ops->host_release(d->dev, d->stage_host);
+  for (int i = 0; i < 3 && d->dev; i++)
+    d->dev->ops->stream_free(d->dev, streams[i]);
   mr_device_close(d->dev);
   *d = (mr_engine_device){0};
 }
@@ -95,6 +166,38 @@ static mr_code too_small(const mr_engine_device *d, size_t weights, size_t step,
       d->dev->name, d->dev->cap, weights, step, page);
 }
 
+/* Where pages may go to the disk some of the room is for those on their way. */
+static void plan_stage(mr_engine_device *d, const mr_engine_opts *o, size_t page, int pages,
+                       size_t *most) {
+  size_t all = (size_t)pages < *most ? (size_t)pages : *most, n = all / 4;
+  d->page_bytes = page;
+  d->n_stage = 0;
+  if (!o->kv_disk || o->kv_policy == MR_KV_FEWER || o->kv_policy == MR_KV_RECOMPUTE)
+    return;
+  d->n_stage = n < MOST_STAGED ? (int)n : MOST_STAGED;
+  if (all + (size_t)d->n_stage > *most)
+    *most -= (size_t)d->n_stage;
+}
+
+/* Bytes of the weights on the device. Where they do not fit with 8 bits either, layers come over in
+ * each step, so many that steps and pages have half of the memory, or less. */
+static size_t plan_weights(mr_engine_device *d, const mr_engine_opts *o, const mr_model *m) {
+  size_t cap = d->dev->cap;
+  d->scheme = mr_gpu_scheme_of(m, d->scheme);
+  size_t weights = mr_gpu_weight_bytes(m, d->scheme), fewer;
+  if (!o->device_weights && d->scheme != MR_GPU_EXACT && weights > cap / 10 * 9) {
+    d->scheme = MR_GPU_ALL_INT8;
+    weights = mr_gpu_weight_bytes(m, d->scheme);
+  }
+  for (size_t room = cap / 2; weights > cap / 10 * 9 && !d->streamed && room < cap;
+       room += cap / 8) {
+    d->streamed = mr_gpu_streamed_for(m, d->scheme, room, &fewer);
+    if (d->streamed)
+      return fewer;
+  }
+  return weights;
+}
+
 mr_code mr_engine_device_plan(mr_engine_device *d, const mr_engine_opts *o, const mr_model *m,
                               mr_engine_info *info, int *pages, mr_err *err) {
   static const char *const schemes[] = {"by file", "bf16 pairs", "bf16", "int8", "int4"};
@@ -103,12 +206,7 @@ mr_code mr_engine_device_plan(mr_engine_device *d, const mr_engine_opts *o, cons
     return mr_err_set(err, MR_E_UNAVAILABLE,
                       "keys and values of type q4 are not supported on device %s; use int8 or fp8",
                       d->dev->name);
-  d->scheme = mr_gpu_scheme_of(m, d->scheme);
-  size_t weights = mr_gpu_weight_bytes(m, d->scheme);
-  if (!o->device_weights && d->scheme != MR_GPU_EXACT && weights > d->dev->cap / 10 * 9) {
-    d->scheme = MR_GPU_ALL_INT8;
-    weights = mr_gpu_weight_bytes(m, d->scheme);
-  }
+  size_t weights = plan_weights(d, o, m);
   while (!o->max_step_tokens && info->max_step_tokens > LEAST_STEP &&
          weights + step_bytes(d, m, info) + page > d->dev->cap / 10 * 9)
     info->max_step_tokens /= 2;
@@ -116,6 +214,7 @@ mr_code mr_engine_device_plan(mr_engine_device *d, const mr_engine_opts *o, cons
   if (weights + step + page > d->dev->cap)
     return too_small(d, weights, step, page, err);
   size_t most = (d->dev->cap - weights - step) / page;
+  plan_stage(d, o, page, *pages, &most);
   if ((size_t)*pages > most)
     *pages = (int)most;
   if (info->max_batch > *pages)

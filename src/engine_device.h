@@ -16,7 +16,12 @@
 typedef struct mr_engine_device {
   mr_device *dev; /* NULL: the CPU; owned */
   mr_gpu_scheme scheme;
-  mr_stream *stream; /* for pages; owned */
+  int streamed;        /* layers whose weights come over in each step */
+  mr_stream *stream;   /* for pages, waited for; owned, as all that follow */
+  mr_stream *out, *in; /* for pages beside a step */
+  int n_stage;         /* pages that can be on their way out */
+  size_t page_bytes;
+  uint8_t *stage, *stage_host; /* [n_stage] pages: the device's (not owned), the host's */
   mr_kv_memory pages;
 } mr_engine_device;
 

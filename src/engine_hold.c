@@ -1,36 +1,39 @@
 /* What is left to do of the requests in flight, and who of them stands back before a deadline. */
 #include "src/engine_int.h"
 
-/* Tokens that the choices of f may still have: all together, and the most of one. */
-static uint64_t left_of(const mr_flight *f, mr_engine_left *out) {
+/* Tokens that the choices of f may still have: all together, and (returned) the most of one. */
+static uint64_t left_of(const mr_flight *f, uint64_t *all) {
   uint64_t most = 0;
   for (int i = 0; f->r.task == MR_TASK_GENERATE && i < f->n_seqs; i++) {
     const mr_sequence *s = &f->seqs[i];
     if (s->done || s->out.n_sampled >= f->max_new)
       continue;
     uint64_t n = (uint64_t)(f->max_new - s->out.n_sampled);
-    out->tokens += n;
-    out->sequences++;
+    *all += n;
     most = n > most ? n : most;
   }
-  out->longest = most > out->longest ? most : out->longest;
   return most;
 }
 
 void mr_engine_left_get(const mr_engine *e, mr_engine_left *out) {
-  *out = (mr_engine_left){0, 0, 0};
-  for (const mr_flight *f = e->flights; f; f = f->next)
-    if (!f->held)
-      left_of(f, out);
+  *out = (mr_engine_left){0, 0, 0, 0};
+  for (const mr_flight *f = e->flights; f; f = f->next) {
+    if (f->held) {
+      out->held++;
+      continue;
+    }
+    uint64_t longest = left_of(f, &out->tokens);
+    out->longest = longest > out->longest ? longest : out->longest;
+    out->prompt_tokens += f->spilled ? 0 : (uint64_t)(f->r.n_prompt - f->fed);
+  }
 }
 
-/* Nobody waits for one that has its prompt behind it. */
 bool mr_engine_hold(mr_engine *e) {
-  mr_engine_left ignored = {0, 0, 0};
   mr_flight *longest = NULL;
-  uint64_t most = 1;
+  uint64_t most = 1, ignored = 0;
   for (mr_flight *f = e->flights; f; f = f->next) {
-    uint64_t n = f->held || f->fed < f->r.n_prompt ? 0 : left_of(f, &ignored);
+    bool waited_for = f->fed > 0 && f->fed < f->r.n_prompt;
+    uint64_t n = f->held || waited_for ? 0 : left_of(f, &ignored);
     if (n < most)
       continue;
     longest = f;

@@ -26,6 +26,7 @@
 #include "src/lora.h"
 #include "src/prefix.h"
 #include "src/prefixstore.h"
+#include "src/sampler_best.h"
 #include "src/sequence.h"
 
 typedef enum mr_flight_state {
@@ -122,7 +123,9 @@ struct mr_engine {
   mr_run_owner *owners;
   uint64_t step; /* its number, from 1 */
   int n_runs, n_tokens, n_logits;
-  uint8_t *ones; /* max_step_tokens flags, all 1 */
+  uint8_t *ones;    /* max_step_tokens flags, all 1 */
+  mr_gpu_ask *asks; /* [max_logits] rows of the step; NULL: the device does not choose */
+  int32_t *fetch;   /* [max_logits] rows that are needed as a whole */
   mr_logit_job *jobs;
   size_t n_jobs, cap_jobs;
   uint8_t *scratch; /* threads * scratch_bytes: a copy of a row, then the sampler's */
@@ -147,6 +150,10 @@ bool mr_flight_share(mr_engine *e, mr_flight *f);
 int mr_flight_claim(mr_engine *e, mr_flight *f, int n);
 /* Tokens from `from` to f->fed are computed: others may have them. */
 void mr_flight_publish(mr_engine *e, mr_flight *f, int from);
+
+/* Nothing can go on with the pages that are not held back, if there are others: then they are
+ * needed after all. */
+bool mr_engine_needs_all(mr_engine *e);
 
 /* Opens e->store. MR_E_CANTCREATE, MR_E_NOMEM. */
 mr_code mr_engine_open_store(mr_engine *e, const mr_engine_opts *o, mr_err *err);

@@ -46,6 +46,21 @@ bool mr_flight_make_room(mr_engine *e, const mr_flight *f, int want) {
   }
 }
 
+void mr_engine_memory_low(mr_engine *e, bool low) {
+  if (mr_kv_on_device(e->kv))
+    return;
+  mr_kv_hold_back(e->kv, low);
+  uint64_t held = (uint64_t)(mr_kv_most_pages(e->kv) - mr_kv_total_pages(e->kv));
+  e->stats.kv_pages_held_back =
+      held > e->stats.kv_pages_held_back ? held : e->stats.kv_pages_held_back;
+}
+
+bool mr_engine_needs_all(mr_engine *e) {
+  bool held = mr_kv_total_pages(e->kv) < mr_kv_most_pages(e->kv);
+  mr_kv_hold_back(e->kv, false);
+  return held;
+}
+
 /* ---------------------------------------------------------------- shared prompts */
 
 uint64_t mr_engine_expect(mr_engine *e, int adapter, const int32_t *prompt, int n_prompt) {

@@ -280,7 +280,7 @@ mr_code mr_engine_save(mr_engine *e, const char *prefix, uint64_t max_bytes, dou
                              seconds, err);
   if (rc)
     return rc;
-  v.known = mr_mem_alloc((size_t)mr_kv_total_pages(e->kv), sizeof *v.known);
+  v.known = mr_mem_alloc((size_t)mr_kv_most_pages(e->kv), sizeof *v.known);
   v.buf = mr_mem_alloc(page, 1);
   v.failed = !v.known || !v.buf;
   if (!v.failed)

@@ -17,9 +17,23 @@ static int logits_left(const mr_engine *e) {
   return e->max_logits - e->n_logits;
 }
 
+/* The first job of a row asks the device; others of the same row see what that gives them. */
+static void ask_for(mr_engine *e, const mr_logit_job *j) {
+  const mr_flight *f = j->f;
+  if (!e->asks || (e->n_jobs > 1 && e->jobs[e->n_jobs - 2].row == j->row))
+    return;
+  if (j->kind == MR_JOB_PICK)
+    e->asks[j->row] =
+        mr_sampler_ask(j->s->sampling, f->r.row_key, (int)(j->s - f->seqs), j->s->out.n_ids);
+  else
+    e->asks[j->row] =
+        mr_sampler_ask_for(j->kind == MR_JOB_PROMPT ? f->r.prompt[j->pos] : j->s->out.ids[j->pos]);
+}
+
 static void add_job(mr_engine *e, mr_job_kind kind, mr_flight *f, mr_sequence *s, int row, int pos,
                     bool shared) {
   e->jobs[e->n_jobs++] = (mr_logit_job){kind, f, s, row, pos, shared, MR_OK, 0};
+  ask_for(e, &e->jobs[e->n_jobs - 1]);
 }
 
 typedef enum wanted { WANT_NONE, WANT_LAST, WANT_ALL } wanted;
@@ -153,9 +167,11 @@ static mr_code build(mr_engine *e, mr_err *err) {
   mr_engine_revive(e);
   e->n_runs = e->n_tokens = e->n_logits = 0;
   e->n_jobs = 0;
+  for (int i = 0; e->asks && i < e->max_logits; i++)
+    e->asks[i] = mr_sampler_ask_for(-1);
   mr_code rc = add_decode(e, err);
   for (mr_flight *f = e->flights; f && !rc && tokens_left(e); f = f->next) {
-    if (f->state != MR_FLIGHT_ACTIVE || !may_begin(e, f))
+    if (f->state != MR_FLIGHT_ACTIVE || f->held || !may_begin(e, f))
       continue;
     if (f->fed < f->r.n_prompt)
       rc = add_prompt(e, f, err);
@@ -191,6 +207,53 @@ static void run_job(void *ctx, int item, int worker) {
   else
     j->code = mr_sampler_score(e->k, x, e->info.n_vocab, j->s->out.ids[j->pos], p->logprobs,
                                &j->s->out.logprobs[j->pos], &j->rank, NULL);
+}
+
+/* From what the device knows of the row. MR_E_AGAIN: it takes the row. */
+static void try_job(mr_engine *e, mr_logit_job *j) {
+  const mr_flight *f = j->f;
+  const mr_sampling *p = &f->r.sampling;
+  const mr_gpu_best *b = mr_forward_best(e->forward, j->row);
+  const mr_gpu_ask *ask = &e->asks[j->row];
+  mr_sequence *s = j->s;
+  if (j->kind == MR_JOB_PICK) {
+    mr_sampler_state st = {f->r.prompt, f->r.n_prompt, s->out.ids, s->out.n_ids};
+    j->code = mr_sampler_pick_best(s->sampling, b, ask, e->info.n_vocab, &st, f->ends, f->n_ends,
+                                   f->r.row_key, (int)(s - f->seqs), &s->picked);
+  } else if (j->kind == MR_JOB_PROMPT) {
+    j->code = mr_sampler_score_best(b, ask, e->info.n_vocab, f->r.prompt[j->pos],
+                                    p->prompt_logprobs, &f->result->prompt_logprobs[j->pos], NULL);
+  } else {
+    j->code = mr_sampler_score_best(b, ask, e->info.n_vocab, s->out.ids[j->pos], p->logprobs,
+                                    &s->out.logprobs[j->pos], &j->rank);
+  }
+}
+
+static void run_fetched(void *ctx, int item, int worker) {
+  mr_engine *e = ctx;
+  if (e->jobs[item].code == MR_E_AGAIN)
+    run_job(ctx, item, worker);
+}
+
+/* Rows of logits come to the host only where the device's answers do not do. */
+static mr_code run_jobs(mr_engine *e, mr_err *err) {
+  int n = 0;
+  if (!e->asks) {
+    mr_pool_run(e->pool, run_job, e, (int)e->n_jobs);
+    return MR_OK;
+  }
+  for (size_t i = 0; i < e->n_jobs; i++) {
+    try_job(e, &e->jobs[i]);
+    if (e->jobs[i].code == MR_E_AGAIN && (n == 0 || e->fetch[n - 1] != e->jobs[i].row))
+      e->fetch[n++] = e->jobs[i].row;
+  }
+  if (n == 0)
+    return MR_OK;
+  e->stats.rows_fetched += (uint64_t)n;
+  mr_code rc = mr_forward_fetch(e->forward, e->fetch, n, err);
+  if (!rc)
+    mr_pool_run(e->pool, run_fetched, e, (int)e->n_jobs);
+  return rc;
 }
 
 /* ---------------------------------------------------------------- what follows */
@@ -313,20 +376,34 @@ static mr_code wait_for_disk(mr_engine *e, mr_err *err) {
                     mr_kv_free_pages(e->kv));
 }
 
+/* Who and what was held back is needed after all. */
+static bool needs_more(mr_engine *e) {
+  bool held = mr_engine_needs_all(e);
+  while (mr_engine_release(e))
+    held = true;
+  return held;
+}
+
 mr_code mr_engine_step(mr_engine *e, mr_err *err) {
   if (!e->flights)
     return MR_OK;
   double start = mr_sys_seconds();
   mr_step_stats st = {0};
   mr_code rc = build(e, err);
+  if (!rc && !e->n_runs && !e->moved && needs_more(e))
+    rc = build(e, err);
   if (!rc && !e->n_runs)
     return e->moved ? MR_OK : wait_for_disk(e, err);
+  if (!rc && e->asks)
+    mr_forward_ask(e->forward, e->asks);
   if (!rc)
     rc = mr_forward_step(e->forward, e->runs, e->n_runs, &st, err);
   if (rc)
     return rc;
   double sampling = mr_sys_seconds();
-  mr_pool_run(e->pool, run_job, e, (int)e->n_jobs);
+  rc = run_jobs(e, err);
+  if (rc)
+    return rc;
   double sampled = mr_sys_seconds();
   advance(e);
   rc = take_jobs(e, err);

@@ -12,13 +12,14 @@ struct mr_forward {
   int max_tokens, max_logits;
   mr_buf *x; /* [T, d_model] residual stream */
   mr_buf *t; /* [T, d_model] a branch that is normed or scaled before it joins x; or NULL */
-  mr_buf *q, *k, *v, *a; /* [T, heads*head_dim]; a: attention's output */
-  mr_buf *gate, *up;     /* [T, d_ff]; gate NULL where the MLP has none */
-  mr_buf *low;           /* [T, q_lora] queries before their second matrix, or NULL */
-  mr_buf *scores;        /* [T, n_experts] of the router, or NULL */
-  mr_buf *logits;        /* [max_logits, n_vocab] */
-  int32_t *wanted;       /* [max_logits] rows of the step */
-  float *slopes;         /* [n_heads], or NULL */
+  mr_buf *q, *k, *v, *a;  /* [T, heads*head_dim]; a: attention's output */
+  mr_buf *gate, *up;      /* [T, d_ff]; gate NULL where the MLP has none */
+  mr_buf *low;            /* [T, q_lora] queries before their second matrix, or NULL */
+  mr_buf *scores;         /* [T, n_experts] of the router, or NULL */
+  mr_buf *logits;         /* [max_logits, n_vocab] */
+  int32_t *wanted;        /* [max_logits] rows of the step */
+  float *slopes;          /* [n_heads], or NULL */
+  const mr_gpu_ask *asks; /* of the next step, or NULL; borrowed */
 };
 
 /* ------------------------------------------------------------------ open and close */
@@ -66,6 +67,9 @@ static mr_code check_model(const mr_model *m, mr_err *err) {
     return mr_err_set(err, MR_E_UNAVAILABLE,
                       "keys of %d and values of %d a head cannot be run: they must be equal",
                       c->head_dim, c->head_dim_v);
+  if (c->arch.parallel && c->n_experts > 0 && (c->arch.post_norms || c->residual_scale != 1))
+    return mr_err_set(err, MR_E_UNAVAILABLE, /* both branches would need the room of one */
+                      "experts beside attention cannot be run with norms or factors after them");
   bool ok = c->n_kv_heads > 0 && c->n_heads % c->n_kv_heads == 0 &&
             fits(&m->head, c->n_vocab, c->d_model);
   for (int i = 0; ok && i < c->n_layers; i++)
@@ -182,12 +186,13 @@ mr_code mr_forward_open(mr_forward **out, const mr_model *m, const mr_kernels *k
 }
 
 mr_code mr_forward_open_gpu(mr_forward **out, const mr_model *m, mr_device *dev, mr_kv *kv,
-                            mr_gpu_scheme scheme, int max_tokens, int max_logits, mr_err *err) {
+                            mr_gpu_scheme scheme, int streamed, int max_tokens, int max_logits,
+                            mr_err *err) {
   mr_forward *f;
   mr_code rc = new_forward(&f, m, max_tokens, max_logits, err);
   if (rc)
     return rc;
-  rc = mr_backend_gpu_open(&f->dev, m, dev, kv, scheme, max_tokens, max_logits, err);
+  rc = mr_backend_gpu_open(&f->dev, m, dev, kv, scheme, streamed, max_tokens, max_logits, err);
   return finish_open(out, f, rc, err);
 }
 
@@ -238,7 +243,8 @@ static bool wants(const mr_run *r, int i) {
 }
 
 static mr_code make_batch(mr_forward *f, const mr_run *runs, int n_runs, mr_batch *b, mr_err *err) {
-  *b = (mr_batch){.runs = runs, .n_runs = n_runs, .wanted = f->wanted};
+  *b = (mr_batch){.runs = runs, .n_runs = n_runs, .wanted = f->wanted, .asks = f->asks};
+  f->asks = NULL;
   for (int r = 0; r < n_runs; r++) {
     mr_code rc = check_run(f, &runs[r], r, err);
     if (rc)
@@ -401,23 +407,25 @@ static void mlp_out(mr_forward *f, const mr_layer *l) {
   norm_stream(f, l->ffn_norm, l->ffn_norm_b);
 }
 
-static void experts(mr_forward *f, const mr_layer *l) {
+/* What the router or the MLP's first matrices make of x, and all that experts do: into t. */
+static void enter_mlp(mr_forward *f, const mr_layer *l) {
   mr_experts op = {.layer = l, .x = f->x, .scores = f->scores, .norm = mlp_norm(f, l), .out = f->t};
-  f->dev->ops->experts(f->dev, &op);
-  join_branch(f, l->ffn_post_norm);
+  mlp_in(f, l);
+  if (l->experts)
+    f->dev->ops->experts(f->dev, &op);
 }
 
 static void layer(mr_forward *f, int i) {
   const mr_layer *l = &f->m->layers[i];
   qkv(f, l);
   if (f->m->c.arch.parallel) /* reads x before attention joins it */
-    mlp_in(f, l);
+    enter_mlp(f, l);
   attend(f, l, i);
   project(f, l);
   if (!f->m->c.arch.parallel)
-    mlp_in(f, l);
+    enter_mlp(f, l);
   if (l->experts)
-    experts(f, l);
+    join_branch(f, l->ffn_post_norm);
   else
     mlp_out(f, l);
 }
@@ -446,7 +454,7 @@ mr_code mr_forward_step(mr_forward *f, const mr_run *runs, int n_runs, mr_step_s
   if (rc)
     return rc;
   f->dev->ops->embed(f->dev, f->x);
-  if (f->m->embed_norm) {
+  if (f->m->c.arch.embed_norm) {
     mr_norm_spec norm = norm_of(&f->m->c, f->m->embed_norm, f->m->embed_norm_b);
     f->dev->ops->norm(f->dev, f->x, &norm);
   }
@@ -465,4 +473,20 @@ mr_code mr_forward_step(mr_forward *f, const mr_run *runs, int n_runs, mr_step_s
 
 float *mr_forward_logits(const mr_forward *f, int i) {
   return f->dev->ops->row(f->dev, f->logits, i);
+}
+
+bool mr_forward_can_ask(const mr_forward *f) {
+  return f->dev->ops->best;
+}
+
+void mr_forward_ask(mr_forward *f, const mr_gpu_ask *asks) {
+  f->asks = asks;
+}
+
+const mr_gpu_best *mr_forward_best(const mr_forward *f, int i) {
+  return f->dev->ops->best(f->dev, i);
+}
+
+mr_code mr_forward_fetch(mr_forward *f, const int32_t *rows, int n, mr_err *err) {
+  return f->dev->ops->fetch(f->dev, f->logits, rows, n, err);
 }

@@ -19,7 +19,8 @@ mr_code mr_forward_open(mr_forward **out, const mr_model *m, const mr_kernels *k
 /* The same on a GPU; the matrices need not be packed. Columns: of its buffers of max_tokens rows,
  * in floats. */
 mr_code mr_forward_open_gpu(mr_forward **out, const mr_model *m, mr_device *dev, mr_kv *kv,
-                            mr_gpu_scheme scheme, int max_tokens, int max_logits, mr_err *err);
+                            mr_gpu_scheme scheme, int streamed, int max_tokens, int max_logits,
+                            mr_err *err);
 size_t mr_forward_columns(const mr_model *m);
 void mr_forward_close(mr_forward *f);
 /* From now on; NULL: nobody. tap->rows has room for max_tokens rows. */
@@ -31,5 +32,12 @@ void mr_forward_tap(mr_forward *f, const mr_tap *tap);
 mr_code mr_forward_step(mr_forward *f, const mr_run *runs, int n_runs, mr_step_stats *stats,
                         mr_err *err);
 float *mr_forward_logits(const mr_forward *f, int i); /* [n_vocab] */
+
+/* A device that chooses by itself: with asks (one a row of logits; borrowed, for the next step) the
+ * rows stay there, but for those that are fetched. */
+bool mr_forward_can_ask(const mr_forward *f);
+void mr_forward_ask(mr_forward *f, const mr_gpu_ask *asks);
+const mr_gpu_best *mr_forward_best(const mr_forward *f, int i);
+mr_code mr_forward_fetch(mr_forward *f, const int32_t *rows, int n, mr_err *err); /* ascending */
 
 #endif

@@ -21,6 +21,8 @@ struct mr_kv {
   int units;         /* a page */
   int n_kv_heads;
   int n_pages, n_free;
+  int untouched; /* the lowest entries of the stack that were never on top: pages nobody has had */
+  int held;      /* of these, the ones that are held back */
   int32_t *free; /* stack of free pages: the lowest numbers are on top at first */
   int32_t *refs; /* [n_pages] */
 };
@@ -87,7 +89,7 @@ mr_code mr_kv_open_on(mr_kv **out, const mr_config *c, mr_kv_type type, int n_pa
   kv->unit_bytes = unit_bytes(c);
   kv->units = (int)(page / kv->unit_bytes);
   kv->n_kv_heads = c->n_kv_heads;
-  kv->n_pages = kv->n_free = n_pages;
+  kv->n_pages = kv->n_free = kv->untouched = n_pages;
   for (int i = 0; i < n_pages; i++)
     kv->free[i] = n_pages - 1 - i;
   *out = kv;
@@ -105,10 +107,16 @@ void mr_kv_close(mr_kv *kv) {
 }
 
 int mr_kv_free_pages(const mr_kv *kv) {
-  return kv->n_free;
+  return kv->n_free - kv->held;
 }
 int mr_kv_total_pages(const mr_kv *kv) {
+  return kv->n_pages - kv->held;
+}
+int mr_kv_most_pages(const mr_kv *kv) {
   return kv->n_pages;
+}
+void mr_kv_hold_back(mr_kv *kv, bool yes) {
+  kv->held = yes ? kv->untouched : 0;
 }
 mr_kv_type mr_kv_type_of(const mr_kv *kv) {
   return kv->type;
@@ -126,6 +134,10 @@ uint8_t *mr_kv_page(const mr_kv *kv, int32_t page) {
 
 bool mr_kv_on_device(const mr_kv *kv) {
   return kv->memory != NULL;
+}
+
+const mr_kv_memory *mr_kv_memory_of(const mr_kv *kv) {
+  return kv->memory;
 }
 
 const void *mr_kv_view(const mr_kv *kv, int32_t page, void *room) {
@@ -164,6 +176,7 @@ uint8_t *mr_kv_own_parts(const mr_kv *kv, const mr_kv_seq *s, int layer, int hea
 
 static int32_t take(mr_kv *kv) {
   int32_t p = kv->free[--kv->n_free];
+  kv->untouched = kv->n_free < kv->untouched ? kv->n_free : kv->untouched;
   kv->refs[p] = 1;
   return p;
 }
@@ -250,7 +263,7 @@ mr_code mr_kv_seq_reserve(mr_kv *kv, mr_kv_seq *s, int more) {
   if (tokens > (int64_t)(s->cap_pages - MR_KV_MAX_OWN) * MR_KV_BLOCK)
     return MR_E_INTERNAL;
   int end = blocks_for(tokens);
-  if (mr_kv_seq_wants(kv, s, more) > kv->n_free)
+  if (mr_kv_seq_wants(kv, s, more) > mr_kv_free_pages(kv))
     return MR_E_AGAIN;
   for (int i = s->len / MR_KV_BLOCK; i < n_blocks(s) && i < end; i++)
     own(kv, s, i);

@@ -45,6 +45,19 @@ typedef struct mr_kv_memory {
   mr_code (*copy)(void *ctx, void *dst, const void *src, size_t bytes);
   mr_code (*to_host)(void *ctx, void *dst, const void *src, size_t bytes);
   mr_code (*from_host)(void *ctx, void *dst, const void *src, size_t bytes);
+  /* Beside the work of a step; staged 0: not there. A page goes out through one of `staged` places:
+   * stage copies it into one, depart sends places on, and the pages may be written again; after
+   * arrive_out they are at staged_at. Pages come in by send, from room (NULL: no memory), and are
+   * there after arrive_in. */
+  int staged;
+  mr_code (*stage)(void *ctx, int place, const void *src, size_t bytes);
+  mr_code (*depart)(void *ctx, int from, int end, size_t bytes);
+  mr_code (*arrive_out)(void *ctx);
+  const void *(*staged_at)(void *ctx, int place, size_t bytes);
+  void *(*room)(void *ctx, size_t bytes);
+  void (*room_free)(void *ctx, void *room);
+  mr_code (*send)(void *ctx, void *dst, const void *src, size_t bytes);
+  mr_code (*arrive_in)(void *ctx);
 } mr_kv_memory;
 
 /* n_pages pages in one allocation. memory: borrowed; NULL: the host's. */
@@ -53,7 +66,11 @@ mr_code mr_kv_open_on(mr_kv **out, const mr_config *c, mr_kv_type type, int n_pa
                       const mr_kv_memory *memory, mr_err *err);
 void mr_kv_close(mr_kv *kv);
 int mr_kv_free_pages(const mr_kv *kv);
-int mr_kv_total_pages(const mr_kv *kv);
+int mr_kv_total_pages(const mr_kv *kv); /* without those that are held back */
+int mr_kv_most_pages(const mr_kv *kv);  /* with them */
+/* The machine runs short of memory: pages that nobody has had yet are held back, so that the cache
+ * grows no further; or (false) they may be had again. */
+void mr_kv_hold_back(mr_kv *kv, bool yes);
 mr_kv_type mr_kv_type_of(const mr_kv *kv);
 int mr_kv_pages_for(const mr_kv *kv, int64_t tokens); /* of one sequence, own pages too */
 /* K and V parts of the block that s->len lies in, as MR_KV_OWN_TYPE; NULL: its page has them. */
@@ -62,6 +79,7 @@ size_t mr_kv_layer_bytes(const mr_kv *kv);
 size_t mr_kv_size_of_page(const mr_kv *kv);         /* bytes */
 uint8_t *mr_kv_page(const mr_kv *kv, int32_t page); /* its address, a device's or the host's */
 bool mr_kv_on_device(const mr_kv *kv);
+const mr_kv_memory *mr_kv_memory_of(const mr_kv *kv); /* NULL: the host's */
 /* A page's bytes on the host: where they are, or copied into room (page bytes); NULL: the device
  * could not. */
 const void *mr_kv_view(const mr_kv *kv, int32_t page, void *room);

@@ -6,13 +6,17 @@
 #define DEFAULT_DIR "/var/tmp"
 #define DISK_BYTES_PER_S 300e6 /* until it is measured */
 #define MEASURED_BYTES (32u << 20)
+#define LEAVING (-2) /* in place of a slot: the page is still on its way from the device */
 
 struct mr_kvtier {
   mr_kv *kv;
   mr_spill *spill; /* NULL: no disk */
   mr_kv_policy policy;
   uint8_t *page; /* a device's page on its way to the disk; NULL: pages are the host's; owned */
-  uint64_t saved_bytes; /* read of a run before */
+  uint64_t saved_bytes;       /* read of a run before */
+  const mr_kv_memory *memory; /* of a device whose pages move beside its steps; or NULL */
+  int32_t **leaving; /* [memory->staged] slots of pages on their way, in their places; owned */
+  int n_leaving, n_departed;
 };
 
 mr_code mr_kvtier_open(mr_kvtier **out, mr_kv *kv, mr_kv_policy policy, uint64_t disk_bytes,
@@ -32,6 +36,12 @@ mr_code mr_kvtier_open(mr_kvtier **out, mr_kv *kv, mr_kv_policy policy, uint64_t
                    : MR_OK;
   if (!rc && mr_kv_on_device(kv) && !(t->page = mr_mem_pages(page)))
     rc = mr_err_set(err, MR_E_NOMEM, "out of memory for spilling");
+  if (mr_kv_on_device(kv) && mr_kv_memory_of(kv)->staged > 0) {
+    t->memory = mr_kv_memory_of(kv);
+    t->leaving = mr_mem_alloc((size_t)t->memory->staged, sizeof(int32_t *));
+    if (!rc && !t->leaving)
+      rc = mr_err_set(err, MR_E_NOMEM, "out of memory for spilling");
+  }
   if (rc)
     mr_kvtier_close(t);
   else
@@ -42,7 +52,10 @@ mr_code mr_kvtier_open(mr_kvtier **out, mr_kv *kv, mr_kv_policy policy, uint64_t
 void mr_kvtier_close(mr_kvtier *t) {
   if (!t)
     return;
+  if (t->n_leaving)
+    t->memory->arrive_out(t->memory->ctx);
   mr_spill_close(t->spill);
+  mr_mem_free(t->leaving);
   mr_mem_free(t->page);
   mr_mem_free(t);
 }
@@ -53,12 +66,17 @@ static double per_byte_s(uint64_t bytes, double seconds) {
   return bytes >= MEASURED_BYTES ? seconds / (double)bytes : 1 / DISK_BYTES_PER_S;
 }
 
+/* Slots that are free and not promised to pages on their way. */
+static int room_left(const mr_kvtier *t) {
+  return mr_spill_room(t->spill) - t->n_leaving;
+}
+
 bool mr_kvtier_has_disk(const mr_kvtier *t) {
-  return t->spill && mr_spill_room(t->spill) > 0;
+  return t->spill && room_left(t) > 0;
 }
 
 bool mr_kvtier_spills(const mr_kvtier *t, int pages, int64_t tokens, double token_s) {
-  if (!t->spill || mr_spill_room(t->spill) < pages)
+  if (!t->spill || room_left(t) < pages)
     return false;
   if (t->policy != MR_KV_AUTO)
     return true;
@@ -69,6 +87,47 @@ bool mr_kvtier_spills(const mr_kvtier *t, int pages, int64_t tokens, double toke
 }
 
 /* ---------------------------------------------------------------- to disk and back */
+
+static mr_code depart(mr_kvtier *t) {
+  int from = t->n_departed;
+  t->n_departed = t->n_leaving;
+  return from == t->n_leaving
+             ? MR_OK
+             : t->memory->depart(t->memory->ctx, from, t->n_leaving, mr_kv_size_of_page(t->kv));
+}
+
+/* Pages that were on their way get their slots; those that never came none. */
+static void land(mr_kvtier *t) {
+  if (!t->n_leaving)
+    return;
+  bool lost = depart(t);
+  lost = t->memory->arrive_out(t->memory->ctx) || lost;
+  for (int i = 0; i < t->n_leaving; i++) {
+    const void *at = t->memory->staged_at(t->memory->ctx, i, mr_kv_size_of_page(t->kv));
+    *t->leaving[i] = lost ? -1 : mr_spill_put(t->spill, at);
+  }
+  t->n_leaving = t->n_departed = 0;
+}
+
+/* What is done with p needs its slots. */
+static void land_parked(mr_kvtier *t, const mr_parked *p) {
+  for (int i = 0; i < p->n && !p->saved; i++)
+    if (p->slots[i] == LEAVING) {
+      land(t);
+      return;
+    }
+}
+
+static bool send_away(mr_kvtier *t, int32_t *slot, int32_t page) {
+  if (t->n_leaving == t->memory->staged)
+    land(t);
+  if (t->memory->stage(t->memory->ctx, t->n_leaving, mr_kv_page(t->kv, page),
+                       mr_kv_size_of_page(t->kv)))
+    return false;
+  *slot = LEAVING;
+  t->leaving[t->n_leaving++] = slot;
+  return true;
+}
 
 /* The slot of a page, or -1. */
 static int put_page(mr_kvtier *t, const mr_kv_seq *s, int i) {
@@ -85,13 +144,18 @@ bool mr_kvtier_park(mr_kvtier *t, const mr_kv_seq *s, int first, int end, int le
   if (!p->slots)
     return false;
   for (; p->n < n; p->n++) {
-    p->slots[p->n] = put_page(t, s, first + p->n);
-    if (p->slots[p->n] >= 0)
+    int32_t *slot = &p->slots[p->n];
+    if (!t->memory)
+      *slot = put_page(t, s, first + p->n);
+    if (t->memory ? send_away(t, slot, s->pages[first + p->n]) : *slot >= 0)
       continue;
     mr_kvtier_forget(t, p);
     return false;
   }
-  return true;
+  if (!t->memory || !depart(t))
+    return true;
+  mr_kvtier_forget(t, p);
+  return false;
 }
 
 /* Where a page from the disk goes: into its place, or for a device beside, until it is all there.
@@ -108,7 +172,7 @@ static bool take_room(const mr_kvtier *t, mr_parked *p) {
   if (!t->page || !p->n)
     return true;
   if (mr_mem_mul((size_t)p->n, mr_kv_size_of_page(t->kv), &bytes))
-    p->room = mr_mem_pages(bytes);
+    p->room = t->memory ? t->memory->room(t->memory->ctx, bytes) : mr_mem_pages(bytes);
   p->to = mr_mem_alloc((size_t)p->n, sizeof *p->to);
   p->lost = !p->room || !p->to;
   return !p->lost;
@@ -134,7 +198,10 @@ void mr_kvtier_fetch(mr_kvtier *t, mr_parked *p, const mr_kv_seq *s, int from) {
     fetch_saved(t, p, s, from);
     return;
   }
-  if (!take_room(t, p))
+  land_parked(t, p);
+  for (int i = 0; i < p->n; i++)
+    p->lost = p->lost || p->slots[i] < 0;
+  if (p->lost || !take_room(t, p))
     return;
   for (int i = 0; i < p->n; i++) {
     int page = p->first + i;
@@ -149,6 +216,23 @@ void mr_kvtier_fetch(mr_kvtier *t, mr_parked *p, const mr_kv_seq *s, int from) {
   p->n = kept;
 }
 
+/* From the host's memory into the pages. MR_E_AGAIN: it has just begun. */
+static mr_code bring_in(mr_kvtier *t, mr_parked *p) {
+  size_t bytes = mr_kv_size_of_page(t->kv);
+  mr_code rc = MR_OK;
+  if (t->memory && p->sent) {
+    p->sent = false;
+    return t->memory->arrive_in(t->memory->ctx) ? MR_E_IO : MR_OK;
+  }
+  for (int i = 0; i < p->n && !rc; i++) {
+    const uint8_t *from = p->room + (size_t)i * bytes;
+    rc = t->memory ? t->memory->send(t->memory->ctx, mr_kv_page(t->kv, p->to[i]), from, bytes)
+                   : mr_kv_write(t->kv, p->to[i], from);
+  }
+  p->sent = t->memory && p->n;
+  return rc ? MR_E_IO : p->sent ? MR_E_AGAIN : MR_OK;
+}
+
 mr_code mr_kvtier_fetched(mr_kvtier *t, mr_parked *p) {
   mr_code rc = p->lost ? MR_E_IO : MR_OK;
   for (int i = 0; i < p->n && !p->lost; i++) {
@@ -158,9 +242,10 @@ mr_code mr_kvtier_fetched(mr_kvtier *t, mr_parked *p) {
     if (state != MR_SPILL_READY)
       rc = MR_E_IO;
   }
-  for (int i = 0; i < p->n && !rc && p->room; i++)
-    if (mr_kv_write(t->kv, p->to[i], p->room + (size_t)i * mr_kv_size_of_page(t->kv)))
-      rc = MR_E_IO;
+  if (!rc && p->room)
+    rc = bring_in(t, p);
+  if (rc == MR_E_AGAIN)
+    return rc;
   mr_kvtier_forget(t, p);
   return rc;
 }
@@ -168,6 +253,9 @@ mr_code mr_kvtier_fetched(mr_kvtier *t, mr_parked *p) {
 bool mr_kvtier_read(mr_kvtier *t, const mr_parked *p, int i, void *to) {
   if (p->saved)
     return mr_saved_read(p->saved, &p->pages[i], to);
+  land_parked(t, p);
+  if (p->slots[i] < 0)
+    return false;
   mr_spill_get(t->spill, p->slots[i], to);
   while (mr_spill_state(t->spill, p->slots[i]) == MR_SPILL_READING)
     mr_spill_wait(t->spill);
@@ -175,10 +263,17 @@ bool mr_kvtier_read(mr_kvtier *t, const mr_parked *p, int i, void *to) {
 }
 
 void mr_kvtier_forget(mr_kvtier *t, mr_parked *p) {
+  land_parked(t, p);
+  if (p->sent)
+    t->memory->arrive_in(t->memory->ctx);
   for (int i = 0; i < p->n && !p->saved; i++)
-    mr_spill_drop(t->spill, p->slots[i]);
+    if (p->slots[i] >= 0)
+      mr_spill_drop(t->spill, p->slots[i]);
   mr_mem_free(p->slots);
-  mr_mem_free(p->room);
+  if (t->memory && p->room)
+    t->memory->room_free(t->memory->ctx, p->room);
+  else
+    mr_mem_free(p->room);
   mr_mem_free(p->to);
   *p = (mr_parked){0};
 }

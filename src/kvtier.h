@@ -10,6 +10,9 @@
  *     while (mr_kvtier_fetched(t, &p) == MR_E_AGAIN) other work, or mr_kvtier_wait(t);
  *     MR_OK: seq's pages are as they were parked; MR_E_IO: compute them again
  *
+ * A device's pages move beside its steps: what is parked is on its way to the host while the next
+ * step runs, and is given to the disk later; what is fetched is there one call of fetched later.
+ *
  * Whole sequences are parked. What could not be written, or comes back changed, is lost and has to
  * be computed again; by batch invariance that gives the same bits.
  */
@@ -38,6 +41,7 @@ typedef struct mr_parked { /* pages first .. first + n - 1 of a sequence; zeroed
   /* while they are fetched for a device: what comes from the disk, and the pages it is for */
   uint8_t *room; /* [n] pages; owned */
   int32_t *to;   /* [n]; owned */
+  bool sent;     /* on their way from room */
 } mr_parked;
 
 typedef struct mr_kvtier_stats {

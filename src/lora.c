@@ -45,31 +45,32 @@ mr_code mr_lora_new(mr_lora **out, mr_model *m, int n, const mr_kernels *k, mr_s
 
 /* ------------------------------------------------------------------ every matrix */
 
-typedef bool (*visit)(mr_lora *l, mr_matrix *const *w, int n, int adapter);
+/* exact: these are packed in float32 whatever the base is */
+typedef bool (*visit)(mr_lora *l, mr_matrix *const *w, int n, int adapter, bool exact);
 
 /* Matrices in groups of those that read the same input, until fn says false. */
 static bool each_group(mr_lora *l, visit fn, int adapter) {
   mr_model *m = l->m;
   mr_matrix *head = &m->head;
-  bool ok = fn(l, &head, 1, adapter);
+  bool ok = fn(l, &head, 1, adapter, false);
   for (int i = 0; m->layers && i < m->c.n_layers && ok; i++) {
     mr_layer *y = &m->layers[i];
     bool low = m->c.q_lora > 0;
     mr_matrix *in[3] = {low ? &y->q_a : &y->q, &y->k, &y->v}, *mlp[2] = {&y->up, &y->gate};
     mr_matrix *q = &y->q, *o = &y->o, *down = &y->down, *router = &y->router;
-    ok = fn(l, in, 3, adapter) && (!low || fn(l, &q, 1, adapter)) && fn(l, &o, 1, adapter) &&
-         fn(l, mlp, 2, adapter) && fn(l, &down, 1, adapter) && fn(l, &router, 1, adapter);
+    ok = fn(l, in, 3, adapter, false) && (!low || fn(l, &q, 1, adapter, false)) &&
+         fn(l, &o, 1, adapter, false) && fn(l, mlp, 2, adapter, false) &&
+         fn(l, &down, 1, adapter, false) && fn(l, &router, 1, adapter, true);
     for (int e = 0; y->experts && e < mr_layer_experts(m) && ok; e++) {
       mr_matrix *up[2] = {&y->experts[e].up, &y->experts[e].gate}, *last = &y->experts[e].down;
-      ok = fn(l, up, 2, adapter) && fn(l, &last, 1, adapter);
+      ok = fn(l, up, 2, adapter, false) && fn(l, &last, 1, adapter, false);
     }
   }
   return ok;
 }
 
-static bool forget(mr_lora *l, mr_matrix *const *w, int n, int adapter) {
-  (void)l;
-  (void)adapter;
+static bool forget(mr_lora *l, mr_matrix *const *w, int n, int adapter, bool exact) {
+  (void)l, (void)adapter, (void)exact;
   for (int i = 0; i < n; i++)
     w[i]->lora = NULL;
   return true;
@@ -88,8 +89,8 @@ void mr_lora_close(mr_lora *l) {
 /* ------------------------------------------------------------------ packing */
 
 /* Panels of w [n, k], or where nothing is packed only their size. */
-static bool panels(mr_lora *l, uint8_t **out, const float *w, int n, int k) {
-  const mr_gemm_ops *g = &l->k->gemm[l->scheme];
+static bool panels(mr_lora *l, uint8_t **out, const float *w, int n, int k, mr_scheme scheme) {
+  const mr_gemm_ops *g = &l->k->gemm[scheme];
   int count = (n + g->nr - 1) / g->nr;
   size_t each = g->panel_bytes(k), bytes;
   if (!mr_mem_mul((size_t)count, each, &bytes))
@@ -109,7 +110,7 @@ static bool panels(mr_lora *l, uint8_t **out, const float *w, int n, int k) {
 }
 
 /* The group's A matrices one below the other; one that several share (a fused module's) once. */
-static bool stack(mr_lora *l, mr_lora_link *const *x, int n, int k) {
+static bool stack(mr_lora *l, mr_lora_link *const *x, int n, int k, mr_scheme scheme) {
   mr_lora_down *d = mr_lora_block(&l->kept, 1, sizeof *d);
   int ranks = 0;
   for (int i = 0; i < n; i++)
@@ -118,6 +119,7 @@ static bool stack(mr_lora *l, mr_lora_link *const *x, int n, int k) {
   if (!d || !rows)
     return false;
   d->k = k;
+  d->scheme = scheme;
   for (int i = 0; i < n; i++) {
     x[i]->down = d;
     x[i]->first = d->ranks;
@@ -132,10 +134,10 @@ static bool stack(mr_lora *l, mr_lora_link *const *x, int n, int k) {
   }
   l->most_ranks = d->ranks > l->most_ranks ? d->ranks : l->most_ranks;
   l->widest = k > l->widest ? k : l->widest;
-  return panels(l, &d->packed, rows, d->ranks, k);
+  return panels(l, &d->packed, rows, d->ranks, k, scheme);
 }
 
-static bool pack_group(mr_lora *l, mr_matrix *const *w, int n, int adapter) {
+static bool pack_group(mr_lora *l, mr_matrix *const *w, int n, int adapter, bool exact) {
   mr_lora_link *x[3];
   int found = 0, k = 0;
   for (int i = 0; i < n; i++) {
@@ -144,10 +146,10 @@ static bool pack_group(mr_lora *l, mr_matrix *const *w, int n, int adapter) {
       continue;
     x[found++] = y;
     k = w[i]->k;
-    if (!panels(l, &y->up, y->b, w[i]->n, y->rank))
+    if (!panels(l, &y->up, y->b, w[i]->n, y->rank, MR_LORA_UP))
       return false;
   }
-  if (found && !stack(l, x, found, k))
+  if (found && !stack(l, x, found, k, exact ? MR_SCHEME_F32 : l->scheme))
     return false;
   for (int i = 0; i < found; i++)
     x[i]->a = x[i]->b = NULL;

@@ -2,12 +2,14 @@
  * adapter_model.safetensors.
  *
  *     mr_lora *l;
- *     mr_lora_new(&l, model, n, kernels, MR_SCHEME_F32, true, &err);   n adapters beside the base
+ *     mr_lora_new(&l, model, n, kernels, scheme, true, &err);   n adapters beside the base, which
+ *                                             is packed by the same scheme
  *     mr_lora_add(l, i, name, dir, &err);     reads, checks and packs adapter i (0..n-1)
  *     mr_lora_close(l);                       before the model
  *
  * An adapter adds scale * B (A x) to what a matrix makes of x: A [rank, k], B [n, rank], scale
  * alpha / rank, or alpha / sqrt(rank) with rsLoRA; rank and alpha may differ from module to module.
+ * A is packed as the base's matrices are, so that it reads the same packed rows; B is float32.
  * After mr_lora_add the model's matrices know what each adapter adds to them (mr_matrix.lora);
  * a row of a step names its adapter (mr_run.adapter: 0 none, i + 1). Modules are known by the names
  * that they have in Hugging Face models, whatever the base was read from: rows of B are reordered
@@ -25,17 +27,19 @@
 
 #define MR_LORA_MAX 1024      /* adapters of a job */
 #define MR_LORA_RANK_MAX 1024 /* of a module */
+#define MR_LORA_UP MR_SCHEME_F32
 
 /* A of the matrices that read the same input, one below the other, so that it is read once. */
 typedef struct mr_lora_down {
-  int k, ranks;    /* [ranks, k] */
+  int k, ranks; /* [ranks, k] */
+  mr_scheme scheme;
   uint8_t *packed; /* panels */
 } mr_lora_down;
 
 struct mr_lora_link {       /* of one adapter and one matrix */
   const mr_lora_down *down; /* NULL: nothing but perhaps a bias */
   int first, rank;          /* which rows of down are this matrix's */
-  uint8_t *up;              /* [n, rank] times scale in panels */
+  uint8_t *up;              /* [n, rank] times scale in panels of MR_LORA_UP */
   float *bias;              /* [n] that is added, or NULL */
   float *a, *b;             /* as read, while it is loaded */
 };
@@ -55,7 +59,7 @@ struct mr_lora {
   mr_model *m;         /* borrowed */
   const mr_kernels *k; /* borrowed */
   int n;
-  mr_scheme scheme;         /* of the panels */
+  mr_scheme scheme;         /* of the base */
   bool pack;                /* else only checked and counted */
   int most_ranks;           /* of any down */
   int widest;               /* k of any down */

@@ -9,6 +9,7 @@
 #include "io/mem.h"
 #include "io/safetensors.h"
 #include "src/names.h"
+#include "src/product.h"
 
 #define MAX_NAME 512
 #define MAX_PARTS 3
@@ -39,7 +40,8 @@ typedef struct target {
   int n; /* matrices; 0: the embedding */
   mr_matrix *w[MAX_PARTS];
   mr_matrix rows[MAX_PARTS]; /* which rows of B each one has (n, first, group, stride) */
-  int rows_all;              /* of B */
+  int rows_all, cols_all;    /* of B; of A */
+  const mr_product *product; /* the one matrix is this, of latent attention; or NULL */
 } target;
 
 /* ------------------------------------------------------------------ modules */
@@ -49,6 +51,7 @@ static void whole(target *t, mr_matrix *w) {
   t->w[0] = w;
   t->rows[0] = (mr_matrix){.n = w->n};
   t->rows_all = w->n;
+  t->cols_all = w->k;
 }
 
 static void qkv(loader *d, target *t, mr_layer *y) {
@@ -56,6 +59,7 @@ static void qkv(loader *d, target *t, mr_layer *y) {
   mr_matrix *const w[3] = {&y->q, &y->k, &y->v};
   t->n = 3;
   t->rows_all = (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
+  t->cols_all = y->q.k;
   for (int i = 0; i < 3; i++) {
     t->w[i] = w[i];
     mr_qkv_rows(c, c->arch.hf_qkv, i, &t->rows[i]);
@@ -76,29 +80,39 @@ static void up(target *t, mr_matrix *gate, mr_matrix *w, int64_t rows) {
 
 static bool expert(const loader *d, target *t, mr_layer *y, int64_t rows) {
   const char *s = t->stem;
-  bool shared = strstr(s, "_shexp") != NULL;
-  if (!y->experts || (!shared && t->item >= d->l->m->c.n_experts) ||
-      (shared && d->l->m->c.d_shared == 0))
+  bool shared = strstr(s, "_shexp") != NULL, alone = shared && !y->experts;
+  if (!alone && (!y->experts || (!shared && t->item >= d->l->m->c.n_experts) ||
+                 (shared && d->l->m->c.d_shared == 0)))
     return false;
-  d->l->experts = true;
-  mr_expert *x = &y->experts[shared ? d->l->m->c.n_experts : t->item];
+  d->l->experts |= !alone;
+  mr_expert *x = alone ? NULL : &y->experts[shared ? d->l->m->c.n_experts : t->item];
+  mr_matrix *gate = alone ? &y->gate : &x->gate, *w = alone ? &y->up : &x->up;
   if (!strncmp(s, "ffn_gate_", 9))
-    whole(t, &x->gate);
+    whole(t, gate);
   else if (!strncmp(s, "ffn_up_", 7))
-    up(t, &x->gate, &x->up, rows);
+    up(t, gate, w, rows);
   else
-    whole(t, &x->down);
+    whole(t, alone ? &y->down : &x->down);
+  return true;
+}
+
+/* The matrices that were multiplied with kv_b. (kv_b itself is in both, so that an adapter of it
+ * would be no low-rank addition to either one.) */
+static bool latent(target *t, mr_layer *y) {
+  bool query = !strcmp(t->stem, "attn_q_b") || (!strcmp(t->stem, "attn_q") && y->q_a.n == 0);
+  if (!query && strcmp(t->stem, "attn_output") != 0)
+    return false;
+  whole(t, query ? &y->q : &y->o);
+  t->product = t->w[0]->product;
+  t->rows_all = t->product->w.n;
+  t->cols_all = t->product->w.k;
   return true;
 }
 
 /* The matrices of layer t->layer; false: this model has none such. */
 static bool of_layer(loader *d, target *t, int64_t rows) {
-  static const char *const latent[] = {"attn_q", "attn_q_b", "attn_output", "attn_kv_b", NULL};
   mr_model *m = d->l->m;
   mr_layer *y = &m->layers[t->layer];
-  for (int i = 0; m->c.arch.mla && latent[i]; i++)
-    if (!strcmp(t->stem, latent[i]))
-      return false; /* they were multiplied with each other */
   const struct {
     const char *stem;
     mr_matrix *w;
@@ -107,6 +121,8 @@ static bool of_layer(loader *d, target *t, int64_t rows) {
                {"ffn_gate", &y->gate},  {"ffn_down", &y->down},
                {"attn_q_a", &y->q_a},   {"ffn_gate_inp", &y->router},
                {"attn_kv_a_mqa", &y->k}};
+  if (m->c.arch.mla && latent(t, y))
+    return true;
   if (!strcmp(t->stem, "attn_qkv"))
     qkv(d, t, y);
   else if (!strcmp(t->stem, "ffn_up"))
@@ -209,6 +225,8 @@ static void take_rows(const mr_model *m, const target *t, int part, float *dst, 
 }
 
 static void add_bias(loader *d, const target *t, const float *bias, float scale) {
+  if (t->product && t->product->kind == MR_PRODUCT_QUERY)
+    FAIL(d, "module %.200s: a bias of queries of latent attention is not supported", t->module);
   for (int i = 0; i < t->n && !d->rc; i++) {
     mr_lora_link *x = link_of(d, t->w[i]);
     if (x && !x->bias && !(x->bias = mr_lora_block(&d->l->kept, (size_t)t->w[i]->n, sizeof(float))))
@@ -218,12 +236,48 @@ static void add_bias(loader *d, const target *t, const float *bias, float scale)
   }
 }
 
+/* v [n, k] in place of the matrix that a product was made of: [rows, cols] of it. */
+static float *joined(loader *d, const mr_product *of, float *v, int n, int k, int rows, int cols) {
+  mr_product p = *of;
+  p.w = (mr_matrix){.n = n, .k = k, .dtype = MR_F32, .data = (const uint8_t *)v};
+  p.w.row_bytes = (uint64_t)k * sizeof *v;
+  mr_matrix w = mr_product_matrix(&p, rows, cols);
+  float *out = mr_lora_block(&d->l->raw, (size_t)rows, (size_t)cols * sizeof *out);
+  float *room = mr_mem_alloc(mr_matrix_room(&w, 1), sizeof *room);
+  for (int r = 0; out && room && r < rows; r++)
+    mr_matrix_rows(&w, r, 1, out + (size_t)r * (size_t)cols, room);
+  if (!out || !room)
+    no_memory(d);
+  mr_mem_free(room);
+  return out;
+}
+
+/* Both factors of an adapter of a matrix that is a product. */
+static void add_joined(loader *d, const target *t, float *a, float *b, int rank, float scale) {
+  const mr_matrix *w = t->w[0];
+  bool query = t->product->kind == MR_PRODUCT_QUERY;
+  float *joined_a = query ? a : joined(d, t->product, a, rank, t->cols_all, rank, w->k);
+  float *joined_b = query ? joined(d, t->product, b, t->rows_all, rank, w->n, rank) : b;
+  mr_lora_link *x = d->rc ? NULL : link_of(d, t->w[0]);
+  if (x)
+    x->b = mr_lora_block(&d->l->raw, (size_t)w->n, (size_t)rank * sizeof(float));
+  if (!x || !x->b) {
+    no_memory(d);
+    return;
+  }
+  x->a = joined_a;
+  x->rank = rank;
+  for (size_t i = 0; i < (size_t)w->n * (size_t)rank; i++)
+    x->b[i] = scale * joined_b[i];
+}
+
 static void add_pair(loader *d, const target *t, const mr_gguf_tensor *ta, const mr_gguf_tensor *tb,
                      int rank, float scale) {
-  int k = t->w[0]->k;
-  float *a = values(d, ta, rank, k, false);
+  float *a = values(d, ta, rank, t->cols_all, false);
   float *b = a ? values(d, tb, t->rows_all, rank, true) : NULL;
-  for (int i = 0; b && i < t->n && !d->rc; i++) {
+  if (b && t->product)
+    add_joined(d, t, a, b, rank, scale);
+  for (int i = 0; b && i < t->n && !d->rc && !t->product; i++) {
     mr_lora_link *x = link_of(d, t->w[i]);
     if (x && x->a)
       FAIL(d, "module %.200s: its matrix is changed by another module of the adapter, too",

@@ -33,6 +33,9 @@ mr_memory mr_machine_memory(void) {
   uint64_t limit = field(text, "");
   slurp("/sys/fs/cgroup/memory.current", text, sizeof text);
   uint64_t used = field(text, "");
+  slurp("/sys/fs/cgroup/memory.stat", text, sizeof text);
+  uint64_t files = field(text, "inactive_file ");
+  used -= files < used ? files : used;
   if (limit == 0 || limit >= m.total)
     return m; /* none, or "max" */
   uint64_t left = limit > used ? limit - used : 0;

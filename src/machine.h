@@ -7,7 +7,8 @@
 #include <stdint.h>
 
 typedef struct mr_memory {
-  uint64_t total, available; /* bytes; the control group's limit counts; 0: unknown */
+  uint64_t total, available; /* bytes; the control group's limit counts, of what it uses files
+                                that can be read again do not; 0: unknown */
 } mr_memory;
 
 mr_memory mr_machine_memory(void);

@@ -1,5 +1,7 @@
 #include "src/matrix.h"
 
+#include "src/product.h"
+
 static uint32_t word(const uint8_t *p, int64_t i) {
   const uint8_t *w = p + 4 * i;
   return (uint32_t)w[0] | (uint32_t)w[1] << 8 | (uint32_t)w[2] << 16 | (uint32_t)w[3] << 24;
@@ -89,6 +91,18 @@ void mr_matrix_row(const mr_matrix *w, int64_t row, float *dst) {
     type->to_f32(dst, w->data + (uint64_t)r * w->row_bytes, w->k);
   if (w->quant)
     mr_quant_row(w->quant, r, dst);
+}
+
+void mr_matrix_rows(const mr_matrix *w, int64_t first, int n, float *dst, float *room) {
+  if (w->product)
+    mr_product_rows(w, first, n, dst, room);
+  else
+    for (int r = 0; r < n; r++)
+      mr_matrix_row(w, first + r, dst + (size_t)r * (size_t)w->k);
+}
+
+size_t mr_matrix_room(const mr_matrix *w, int n) {
+  return w->product ? mr_product_room(w->product, n) : 0;
 }
 
 mr_matrix mr_matrix_part(const mr_matrix *w, int first, int n) {

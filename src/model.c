@@ -2,6 +2,7 @@
 
 #include "io/mem.h"
 #include "io/sys.h"
+#include "src/product.h"
 
 static mr_code load(mr_model *m, const char *path, mr_err *err) {
   mr_code rc = mr_weights_open(&m->weights, path, err);
@@ -89,9 +90,9 @@ typedef struct pack_job {
   mr_scheme scheme;
   mr_pool *pool;
   mr_matrix *w;
-  float *rows;        /* nr rows for each worker */
+  float *rows;        /* nr rows for each worker, and room for products */
   size_t rows_floats; /* of one worker */
-  size_t widest, most_rows;
+  size_t most, most_room;
   mr_err *err;
 } pack_job;
 
@@ -101,8 +102,7 @@ static void pack_one(void *ctx, int panel, int worker) {
   int64_t first = (int64_t)panel * j->ops->nr;
   int cols = w->n - first < j->ops->nr ? (int)(w->n - first) : j->ops->nr;
   float *rows = j->rows + (size_t)worker * j->rows_floats;
-  for (int i = 0; i < cols; i++)
-    mr_matrix_row(w, first + i, rows + (size_t)i * (size_t)w->k);
+  mr_matrix_rows(w, first, cols, rows, rows + j->most);
   j->ops->pack_panel(w->packed + (size_t)panel * j->ops->panel_bytes(w->k), rows, (size_t)w->k,
                      cols, w->k);
 }
@@ -110,6 +110,10 @@ static void pack_one(void *ctx, int panel, int worker) {
 /* A packed matrix is not read again: its part of the file need not stay in memory. Views of one
  * tensor may drop each other's pages, which are then read again. */
 static void unload(const mr_matrix *w) {
+  if (w->product) {
+    unload(&w->product->w);
+    unload(&w->product->kv_b);
+  }
   if (!w->mapped || w->quant)
     return;
   int64_t first = mr_matrix_source(w, 0), last = mr_matrix_source(w, w->n - 1);
@@ -143,8 +147,9 @@ static mr_code pack_matrix(void *ctx, mr_matrix *w, bool exact) {
 static mr_code measure(void *ctx, mr_matrix *w, bool exact) {
   pack_job *j = ctx;
   size_t nr = (size_t)j->k->gemm[exact ? MR_SCHEME_F32 : j->scheme].nr;
-  j->widest = (size_t)w->k > j->widest ? (size_t)w->k : j->widest;
-  j->most_rows = nr > j->most_rows ? nr : j->most_rows;
+  size_t floats = nr * (size_t)w->k, room = mr_matrix_room(w, (int)nr);
+  j->most = floats > j->most ? floats : j->most;
+  j->most_room = room > j->most_room ? room : j->most_room;
   return MR_OK;
 }
 
@@ -154,7 +159,7 @@ mr_code mr_model_pack(mr_model *m, const mr_kernels *k, mr_scheme scheme, mr_poo
   size_t workers = pool ? (size_t)mr_pool_threads(pool) : 1, floats;
   unpack(m);
   each_matrix(m, measure, &j);
-  j.rows_floats = j.widest * j.most_rows;
+  j.rows_floats = j.most + j.most_room;
   if (!mr_mem_mul(workers, j.rows_floats, &floats) ||
       !(j.rows = mr_mem_alloc(floats, sizeof *j.rows)))
     return mr_err_at(err, MR_E_NOMEM, m->weights->path, 0, -1, "no memory to pack the weights");
@@ -181,6 +186,11 @@ double mr_model_layer_flops(const mr_model *m) {
            (j < OWN + 3 * all ? (double)m->c.n_experts_used / all : shared);
   }
   return n;
+}
+
+bool mr_model_tied(const mr_model *m) {
+  const mr_matrix *a = &m->head, *b = &m->embed;
+  return a->data == b->data && a->quant == b->quant && a->product == b->product;
 }
 
 double mr_model_head_flops(const mr_model *m) {

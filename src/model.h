@@ -25,6 +25,7 @@
 typedef struct mr_lora mr_lora;           /* lora.h: the adapters of a job */
 typedef struct mr_lora_link mr_lora_link; /* ... what one adds to one matrix */
 typedef struct mr_quant mr_quant;         /* matrix.h: how a quantized checkpoint holds a matrix */
+typedef struct mr_product mr_product;     /* product.h: a matrix whose rows are computed */
 
 typedef struct mr_matrix { /* y = W x (+ b) */
   int n, k;
@@ -33,13 +34,14 @@ typedef struct mr_matrix { /* y = W x (+ b) */
   uint64_t row_bytes;
   /* row r is the stored row first + r, or first + r / group * stride + r % group */
   int first, group, stride;
-  bool mapped;              /* data lies in the file */
-  bool columns;             /* stored transposed: row r is a column, row_bytes between its values */
-  const mr_quant *quant;    /* or NULL; owned by the model */
-  const float *bias;        /* n floats, or NULL; owned by the model */
-  const mr_lora_link *lora; /* for each adapter what it adds to y; NULL: none adds; lora.h */
-  mr_scheme scheme;         /* of packed */
-  uint8_t *packed;          /* ceil(n / nr) panels; NULL until packed; owned by the model */
+  bool mapped;           /* data lies in the file */
+  bool columns;          /* stored transposed: row r is a column, row_bytes between its values */
+  const mr_quant *quant; /* or NULL; owned by the model */
+  const mr_product *product; /* or NULL; owned by the model; data is then NULL */
+  const float *bias;         /* n floats, or NULL; owned by the model */
+  const mr_lora_link *lora;  /* for each adapter what it adds to y; NULL: none adds; lora.h */
+  mr_scheme scheme;          /* of packed */
+  uint8_t *packed;           /* ceil(n / nr) panels; NULL until packed; owned by the model */
 } mr_matrix;
 
 typedef struct mr_expert {
@@ -101,8 +103,14 @@ mr_code mr_model_pack(mr_model *m, const mr_kernels *k, mr_scheme scheme, mr_poo
                       mr_err *err);
 void mr_model_close(mr_model *m);
 
-/* One row of a mapped matrix as float32 (matrix.c). */
+/* One row of a mapped matrix as float32 (matrix.c); not of a product. */
 void mr_matrix_row(const mr_matrix *w, int64_t row, float *dst);
+/* Rows first .. first + n - 1 of any matrix into dst [n, w->k]. room: mr_matrix_room(w, n) floats,
+ * which are none but for products. */
+void mr_matrix_rows(const mr_matrix *w, int64_t first, int n, float *dst, float *room);
+size_t mr_matrix_room(const mr_matrix *w, int n);
+/* Whether the head is the embedding. */
+bool mr_model_tied(const mr_model *m);
 /* The row of the stored tensor that row `row` of the matrix is. */
 int64_t mr_matrix_source(const mr_matrix *w, int64_t row);
 /* Rows first .. first + n - 1. */

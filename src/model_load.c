@@ -5,8 +5,10 @@
 #include <string.h>
 
 #include "io/mem.h"
+#include "src/product.h"
 
 #define FAIL MR_LOAD_FAIL
+#define MAX_SINUSOIDS (1 << 28) /* values of a table that no tensor of the file bounds */
 
 const mr_gguf_tensor *mr_load_find(mr_loader *l, const char *stem, const char *ext,
                                    char name[MR_NAME]) {
@@ -81,9 +83,9 @@ void mr_load_vector(mr_loader *l, const float **out, const char *stem, const cha
   *out = v;
 }
 
-void mr_load_own(mr_matrix *w, const float *data, int n, int k) {
-  *w = (mr_matrix){.n = n, .k = k, .dtype = MR_F32, .data = (const uint8_t *)data};
-  w->row_bytes = (uint64_t)k * sizeof(float);
+mr_product *mr_load_product(mr_loader *l) {
+  size_t floats = (sizeof(mr_product) + sizeof(float) - 1) / sizeof(float);
+  return l->rc ? NULL : (mr_product *)(void *)mr_load_floats(l, floats);
 }
 
 /* gpt2's layers are stored as they are multiplied from the left: [k, n]. */
@@ -232,6 +234,8 @@ static void attention(mr_loader *l, mr_layer *y) {
     mr_load_matrix(l, &y->v, "attn_v", kv, d, c->arch.qkv_bias);
   }
   mr_load_matrix(l, &y->o, "attn_output", d, q, c->arch.out_bias);
+  if (!y->o.bias)
+    mr_load_vector(l, &y->o.bias, "attn_output", "_bias", 1, d, false);
   qk_norms(l, y, q, kv);
   if (c->arch.sinks)
     mr_load_vector(l, &y->sinks, "attn_sinks", l->m->weights->st ? "" : ".weight", 1, c->n_heads,
@@ -263,7 +267,10 @@ static void mlp(mr_loader *l, mr_layer *y) {
     mr_load_experts(l, y);
     return;
   }
-  if (c->arch.gated && c->arch.fused_gate_up && !mr_load_has(l, "ffn_gate")) {
+  if (c->n_experts == 0 && mr_load_has(l, "ffn_up_shexp")) { /* alone: no expert is chosen beside it
+                                                              */
+    mr_load_shared(l, &y->gate, &y->up, &y->down, f);
+  } else if (c->arch.gated && c->arch.fused_gate_up && !mr_load_has(l, "ffn_gate")) {
     mr_matrix both = {0};
     mr_load_matrix(l, &both, "ffn_up", 2 * f, d, c->arch.mlp_bias);
     y->gate = mr_matrix_part(&both, 0, f);
@@ -273,7 +280,8 @@ static void mlp(mr_loader *l, mr_layer *y) {
       mr_load_matrix(l, &y->gate, "ffn_gate", f, d, c->arch.mlp_bias);
     mr_load_matrix(l, &y->up, "ffn_up", f, d, c->arch.mlp_bias);
   }
-  mr_load_matrix(l, &y->down, "ffn_down", d, f, c->arch.mlp_bias);
+  if (!y->down.n)
+    mr_load_matrix(l, &y->down, "ffn_down", d, f, c->arch.mlp_bias);
   if (c->arch.sub_norms)
     mr_load_vector(l, &y->ffn_sub_norm, "ffn_sub_norm", ".weight", 1, f, true);
   if (c->arch.xielu)
@@ -332,27 +340,25 @@ static void rope_freqs(mr_loader *l) {
            i, (double)m->rope_freqs[i]);
 }
 
-/* W [n, d] P, or W P' where P is given as [d, n]: rows of an embedding in the model's width. */
+/* W times P given as [d, in], or with `turned` as [in, d]: an embedding in the model's width. */
 static void projected(mr_loader *l, mr_matrix *w, const mr_matrix *p, bool turned) {
-  int rows = w->n, in = w->k, d = turned ? p->k : p->n;
-  float *own = l->rc ? NULL : mr_load_floats(l, (size_t)rows * (size_t)d);
-  float *e = mr_mem_alloc((size_t)in, sizeof *e), *row = mr_mem_alloc((size_t)p->k, sizeof *row);
-  if (own && e && row) {
-    for (int o = 0; o < p->n; o++) {
-      mr_matrix_row(p, o, row);
-      for (int r = 0; r < rows; r++) {
-        float *y = own + (size_t)r * (size_t)d;
-        mr_matrix_row(w, r, e);
-        for (int i = 0; i < p->k; i++)
-          y[turned ? i : o] += turned ? e[o] * row[i] : e[i] * row[i];
-      }
-    }
-    mr_load_own(w, own, rows, d);
-  } else if (!l->rc) {
-    FAIL(l, MR_E_NOMEM, "no memory for the embedding");
+  int in = w->k, d = turned ? p->k : p->n;
+  mr_product *product = mr_load_product(l);
+  float *own = product ? mr_load_floats(l, (size_t)in * (size_t)d) : NULL;
+  float *row = own ? mr_mem_alloc((size_t)p->k, sizeof *row) : NULL;
+  if (!row) {
+    if (!l->rc)
+      FAIL(l, MR_E_NOMEM, "no memory for the embedding");
+    return;
   }
-  mr_mem_free(e);
+  for (int o = 0; o < p->n; o++) {
+    mr_matrix_row(p, o, row);
+    for (int i = 0; i < p->k; i++)
+      own[turned ? (size_t)o * (size_t)d + (size_t)i : (size_t)i * (size_t)d + (size_t)o] = row[i];
+  }
   mr_mem_free(row);
+  *product = (mr_product){.kind = MR_PRODUCT_RIGHT, .w = *w, .right = own};
+  *w = mr_product_matrix(product, w->n, d);
 }
 
 static void embedding(mr_loader *l) {
@@ -364,8 +370,12 @@ static void embedding(mr_loader *l) {
     norm(l, &m->embed_norm, &m->embed_norm_b, "token_embd_norm");
   if (mr_load_has(l, "output") && c->tied != 1)
     mr_load_matrix(l, &m->head, "output", c->n_vocab, width, false);
+  else if (c->tied == 0)
+    FAIL(l, MR_E_DATA, "the output head is missing, and tie_word_embeddings is false");
   else
     m->head = m->embed;
+  if (!m->head.bias)
+    mr_load_vector(l, &m->head.bias, "output", ".bias", 1, c->n_vocab, false);
   if (c->d_embed) {
     mr_matrix in = {0}, out = {0};
     mr_load_matrix(l, &in, "project_in", c->d_model, c->d_embed, false);
@@ -377,10 +387,33 @@ static void embedding(mr_loader *l) {
   }
 }
 
+/* [sines, cosines] of each position from `skip` on. */
+static void sinusoids(mr_loader *l, int skip) {
+  mr_model *m = l->m;
+  int d = m->c.d_model, half = d / 2;
+  int waves = m->c.arch.sinusoids == MR_SINUSOIDS_ENDS ? half - 1 : half;
+  if ((int64_t)m->c.context * d > MAX_SINUSOIDS) {
+    FAIL(l, MR_E_DATA, "a table of %d positions of %d values is too large", m->c.context, d);
+    return;
+  }
+  float *table = mr_load_floats(l, (size_t)m->c.context * (size_t)d);
+  for (int p = 0; table && p < m->c.context; p++)
+    for (int i = 0; i < half; i++) {
+      double at = (p + skip) * exp(-log(10000) * i / (waves > 0 ? waves : 1));
+      table[(size_t)p * (size_t)d + (size_t)i] = (float)sin(at);
+      table[(size_t)p * (size_t)d + (size_t)(half + i)] = (float)cos(at);
+    }
+  m->position_embd = table;
+}
+
 static void positions(mr_loader *l) {
   mr_model *m = l->m;
   const mr_config *c = &m->c;
   int skip = m->gguf ? 0 : c->arch.position_offset;
+  if (c->arch.sinusoids) {
+    sinusoids(l, skip);
+    return;
+  }
   mr_load_vector(l, &m->position_embd, "position_embd", ".weight", c->context + skip, c->d_model,
                  true);
   if (!l->rc)
@@ -394,7 +427,7 @@ static void whole_model(mr_loader *l) {
   embedding(l);
   if (!c->arch.norm_after)
     norm(l, &m->out_norm, &m->out_norm_b, "output_norm");
-  if (c->arch.learned_positions)
+  if (c->arch.learned_positions || c->arch.sinusoids)
     positions(l);
   rope_freqs(l);
   for (int i = 0; i < c->n_layers && !l->rc; i++) {

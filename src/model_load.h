@@ -32,14 +32,16 @@ void mr_load_vector(mr_loader *l, const float **out, const char *stem, const cha
                     int64_t rows, int64_t n, bool needed);
 /* W [n, k] and its bias [n]. */
 void mr_load_matrix(mr_loader *l, mr_matrix *w, const char *stem, int n, int k, bool bias);
-/* A matrix of floats that the model owns, row after row. */
-void mr_load_own(mr_matrix *w, const float *data, int n, int k);
+/* A product owned by the model, to be filled; NULL: l->rc is set. */
+mr_product *mr_load_product(mr_loader *l);
 /* One quantized in its own way, where the checkpoint has one under this name. */
 bool mr_load_quant(mr_loader *l, mr_matrix *w, const char *stem, int n, int k);
 /* The scales of a matrix of 8-bit values that has been found, where there are some. */
 void mr_load_scales(mr_loader *l, mr_matrix *w, const char *stem);
 
 void mr_load_experts(mr_loader *l, mr_layer *y);
+/* The expert that every token goes to, f wide. */
+void mr_load_shared(mr_loader *l, mr_matrix *gate, mr_matrix *up, mr_matrix *down, int f);
 void mr_load_latent(mr_loader *l, mr_layer *y);
 
 mr_code mr_load_model(mr_model *m, mr_err *err);

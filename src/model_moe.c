@@ -2,6 +2,7 @@
 #include "src/model_load.h"
 
 #include "io/mem.h"
+#include "src/product.h"
 
 #define FAIL MR_LOAD_FAIL
 
@@ -9,16 +10,19 @@ int mr_layer_experts(const mr_model *m) {
   return m->c.n_experts + (m->c.d_shared > 0);
 }
 
-/* A tensor [n_experts, rows, cols] that holds a matrix of each expert. */
-static const mr_gguf_tensor *fused(mr_loader *l, const char *stem, int rows, int cols) {
+/* A tensor [n_experts, rows, cols] that holds a matrix of each expert; with `flat` as
+ * [n_experts * rows, cols]. */
+static const mr_gguf_tensor *fused_as(mr_loader *l, const char *stem, int rows, int cols,
+                                      bool flat) {
   char name[MR_NAME];
+  int64_t experts = l->m->c.n_experts;
   const mr_gguf_tensor *t = mr_load_find(l, stem, "", name);
   if (!t)
     t = mr_load_find(l, stem, ".weight", name);
   if (!t || l->rc)
     return NULL;
-  if (t->dims[0] != cols || t->dims[1] != rows || t->dims[2] != l->m->c.n_experts ||
-      t->dims[3] != 1 || !mr_dtype_get(t->dtype)->to_f32) {
+  if (t->dims[0] != cols || t->dims[1] != (flat ? experts * rows : rows) ||
+      t->dims[2] != (flat ? 1 : experts) || t->dims[3] != 1 || !mr_dtype_get(t->dtype)->to_f32) {
     FAIL(l, MR_E_DATA, "tensor %s must be [%d, %d, %d] of a type that is supported", name,
          l->m->c.n_experts, rows, cols);
     return NULL;
@@ -27,13 +31,18 @@ static const mr_gguf_tensor *fused(mr_loader *l, const char *stem, int rows, int
   return t;
 }
 
+static const mr_gguf_tensor *fused(mr_loader *l, const char *stem, int rows, int cols) {
+  return fused_as(l, stem, rows, cols, false);
+}
+
 /* Expert e of such a tensor as [n, k]. */
 static mr_matrix expert_of(const mr_gguf_tensor *t, int e, int n, int k, bool columns) {
   uint64_t row_bytes = mr_dtype_bytes(t->dtype, (uint64_t)t->dims[0]);
+  int64_t rows = t->dims[2] > 1 ? t->dims[1] : columns ? k : n;
   return (mr_matrix){.n = n,
                      .k = k,
                      .dtype = t->dtype,
-                     .data = t->data + (uint64_t)e * (uint64_t)t->dims[1] * row_bytes,
+                     .data = t->data + (uint64_t)e * (uint64_t)rows * row_bytes,
                      .row_bytes = row_bytes,
                      .mapped = true,
                      .columns = columns};
@@ -106,19 +115,34 @@ static bool fused_gguf(mr_loader *l, mr_layer *y) {
   return true;
 }
 
-static void shared_expert(mr_loader *l, mr_layer *y, mr_expert *x) {
-  int d = l->m->c.d_model, f = l->m->c.d_shared;
+/* dbrx: matrices [experts * f, d], of which the last one is multiplied from the left. */
+static bool stacked(mr_loader *l, mr_layer *y) {
+  const mr_config *c = &l->m->c;
+  int d = c->d_model, f = c->d_expert;
+  const mr_gguf_tensor *gate = fused_as(l, "ffn_gate_rows", f, d, true),
+                       *up = fused_as(l, "ffn_up_rows", f, d, true),
+                       *down = fused_as(l, "ffn_down_rows", f, d, true);
+  if (!gate || !up || !down)
+    return false;
+  for (int e = 0; e < c->n_experts; e++)
+    y->experts[e] = (mr_expert){.gate = expert_of(gate, e, f, d, false),
+                                .up = expert_of(up, e, f, d, false),
+                                .down = expert_of(down, e, d, f, true)};
+  return true;
+}
+
+void mr_load_shared(mr_loader *l, mr_matrix *gate, mr_matrix *up, mr_matrix *down, int f) {
+  int d = l->m->c.d_model;
   if (mr_load_has(l, "ffn_gate_shexp")) {
-    mr_load_matrix(l, &x->gate, "ffn_gate_shexp", f, d, false);
-    mr_load_matrix(l, &x->up, "ffn_up_shexp", f, d, false);
+    mr_load_matrix(l, gate, "ffn_gate_shexp", f, d, false);
+    mr_load_matrix(l, up, "ffn_up_shexp", f, d, false);
   } else {
     mr_matrix both = {0};
     mr_load_matrix(l, &both, "ffn_up_shexp", 2 * f, d, false);
-    x->gate = mr_matrix_part(&both, 0, f);
-    x->up = mr_matrix_part(&both, f, f);
+    *gate = mr_matrix_part(&both, 0, f);
+    *up = mr_matrix_part(&both, f, f);
   }
-  mr_load_matrix(l, &x->down, "ffn_down_shexp", d, f, false);
-  mr_load_vector(l, &y->shared_gate, "ffn_gate_inp_shexp", ".weight", 1, d, false);
+  mr_load_matrix(l, down, "ffn_down_shexp", d, f, false);
 }
 
 void mr_load_experts(mr_loader *l, mr_layer *y) {
@@ -133,68 +157,45 @@ void mr_load_experts(mr_loader *l, mr_layer *y) {
     FAIL(l, MR_E_NOMEM, "no memory for %d experts", c->n_experts);
   if (l->rc)
     return;
-  if (!(dir ? fused_directory(l, y) : fused_gguf(l, y)))
+  if (!(dir ? fused_directory(l, y) || stacked(l, y) : fused_gguf(l, y)))
     for (int e = 0; e < c->n_experts && !l->rc; e++) {
       l->item = e;
       mr_load_matrix(l, &y->experts[e].gate, "ffn_gate_exp", f, d, false);
       mr_load_matrix(l, &y->experts[e].up, "ffn_up_exp", f, d, false);
       mr_load_matrix(l, &y->experts[e].down, "ffn_down_exp", d, f, false);
     }
-  if (c->d_shared > 0)
-    shared_expert(l, y, &y->experts[c->n_experts]);
+  if (c->d_shared > 0) {
+    mr_expert *x = &y->experts[c->n_experts];
+    mr_load_shared(l, &x->gate, &x->up, &x->down, c->d_shared);
+    mr_load_vector(l, &y->shared_gate, "ffn_gate_inp_shexp", ".weight", 1, d, false);
+  }
 }
 
 /* ------------------------------------------------------------------ latent attention */
 
-/* Keys and values are low-rank: k = A c, v = B c of one latent c a token, which is what the cache
- * holds. q.(A c) = (A' q).c, and the sum of values is B of the sum of latents, so A joins the
- * query's matrix and B the output's: attention runs over latents with one key head. */
-
-/* y[i] += a * x[i] */
-static void add(float *y, const float *x, float a, int n) {
-  for (int i = 0; i < n; i++)
-    y[i] += a * x[i];
-}
-
-/* [heads*(latent + rope), in] from [heads*(nope + rope), in] and keys [heads, nope + v, latent]. */
-static void absorb_query(const mr_config *c, float *out, const mr_matrix *q, const float *kv_b,
-                         float *row) {
-  int in = q->k, latent = c->kv_lora, dims = c->nope_dims + c->rope_dims;
-  for (int h = 0; h < c->n_heads; h++) {
-    float *head = out + (size_t)h * (size_t)c->head_dim * (size_t)in;
-    const float *key = kv_b + (size_t)h * (size_t)(c->nope_dims + c->v_dims) * (size_t)latent;
-    for (int i = 0; i < dims; i++) {
-      mr_matrix_row(q, (int64_t)h * dims + i, row);
-      if (i >= c->nope_dims)
-        add(head + (size_t)(latent + i - c->nope_dims) * (size_t)in, row, 1, in);
-      else
-        for (int r = 0; r < latent; r++)
-          add(head + (size_t)r * (size_t)in, row, key[(size_t)i * (size_t)latent + (size_t)r], in);
-    }
-  }
-}
-
-/* [d, heads*(latent + rope)] from [d, heads*v]. */
-static void absorb_output(const mr_config *c, float *out, const mr_matrix *o, const float *kv_b,
-                          float *row) {
-  int latent = c->kv_lora, width = c->n_heads * c->head_dim;
-  for (int i = 0; i < o->n; i++) {
-    mr_matrix_row(o, i, row);
-    for (int h = 0; h < c->n_heads; h++) {
-      const float *value =
-          kv_b +
-          ((size_t)h * (size_t)(c->nope_dims + c->v_dims) + (size_t)c->nope_dims) * (size_t)latent;
-      for (int j = 0; j < c->v_dims; j++)
-        add(out + (size_t)i * (size_t)width + (size_t)h * (size_t)c->head_dim,
-            value + (size_t)j * (size_t)latent, row[h * c->v_dims + j], latent);
-    }
-  }
+/* W of the query or the output, joined with its half of kv_b. */
+static void joined(mr_loader *l, mr_matrix *out, mr_product_kind kind, const mr_matrix *w,
+                   const mr_matrix *kv_b) {
+  const mr_config *c = &l->m->c;
+  int width = c->n_heads * c->head_dim;
+  mr_product *p = mr_load_product(l);
+  if (p && (kv_b->bias || (kind == MR_PRODUCT_QUERY && w->bias)))
+    FAIL(l, MR_E_DATA, "layer %d: biases of queries and of kv_b are not supported", l->layer);
+  if (l->rc)
+    return;
+  *p = (mr_product){.kind = kind, .w = *w, .kv_b = *kv_b};
+  p->nope = c->nope_dims;
+  p->rope = c->rope_dims;
+  p->v = c->v_dims;
+  p->latent = c->kv_lora;
+  *out = kind == MR_PRODUCT_QUERY ? mr_product_matrix(p, width, w->k)
+                                  : mr_product_matrix(p, w->n, width);
+  out->bias = w->bias;
 }
 
 void mr_load_latent(mr_loader *l, mr_layer *y) {
   const mr_config *c = &l->m->c;
   int d = c->d_model, h = c->n_heads, in = c->q_lora ? c->q_lora : d;
-  int rows = h * (c->nope_dims + c->v_dims), width = h * c->head_dim;
   mr_matrix q = {0}, o = {0}, kv_b = {0};
   y->v.dtype = -1;
   if (c->q_lora) {
@@ -205,25 +206,8 @@ void mr_load_latent(mr_loader *l, mr_layer *y) {
                  false);
   mr_load_matrix(l, &y->k, "attn_kv_a_mqa", c->head_dim, d, false);
   mr_load_vector(l, &y->kv_a_norm, "attn_kv_a_norm", ".weight", 1, c->kv_lora, true);
-  mr_load_matrix(l, &kv_b, "attn_kv_b", rows, c->kv_lora, false);
+  mr_load_matrix(l, &kv_b, "attn_kv_b", h * (c->nope_dims + c->v_dims), c->kv_lora, false);
   mr_load_matrix(l, &o, "attn_output", d, h * c->v_dims, false);
-  if (l->rc)
-    return;
-  int widest = in > h * c->v_dims ? in : h * c->v_dims;
-  float *row = mr_mem_alloc((size_t)widest, sizeof *row);
-  float *pairs = mr_mem_alloc((size_t)rows * (size_t)c->kv_lora, sizeof *pairs);
-  float *query = mr_load_floats(l, (size_t)width * (size_t)in);
-  float *output = mr_load_floats(l, (size_t)width * (size_t)d);
-  if (row && pairs && query && output) {
-    for (int i = 0; i < rows; i++)
-      mr_matrix_row(&kv_b, i, pairs + (size_t)i * (size_t)c->kv_lora);
-    absorb_query(c, query, &q, pairs, row);
-    absorb_output(c, output, &o, pairs, row);
-    mr_load_own(&y->q, query, width, in);
-    mr_load_own(&y->o, output, d, width);
-  } else if (!l->rc) {
-    FAIL(l, MR_E_NOMEM, "no memory for latent attention");
-  }
-  mr_mem_free(row);
-  mr_mem_free(pairs);
+  joined(l, &y->q, MR_PRODUCT_QUERY, &q, &kv_b);
+  joined(l, &y->o, MR_PRODUCT_OUTPUT, &o, &kv_b);
 }

@@ -154,8 +154,8 @@ static void take_outliers(mr_loader *l, mr_quant *q, const char *stem) {
     return;
   int64_t n = values->dims[0];
   const mr_gguf_tensor *columns = sized(l, stem, ".outlier_columns", MR_I32, 1, n);
-  if (!l->rc && (!columns || values->dims[1] != q->n || n > q->k ||
-                 !mr_dtype_get(values->dtype)->to_f32))
+  if (!l->rc &&
+      (!columns || values->dims[1] != q->n || n > q->k || !mr_dtype_get(values->dtype)->to_f32))
     FAIL(l, MR_E_DATA, "%s.weight_outliers of layer %d does not fit its matrix", stem, l->layer);
   for (int64_t i = 0; !l->rc && i < n; i++) {
     const uint8_t *p = columns->data + 4 * i;

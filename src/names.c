@@ -9,6 +9,7 @@ static const struct {
 } places[] = {{"model.", "layers."},
               {"transformer.", "h."},
               {"gpt_neox.", "layers."},
+              {"gpt_neox_japanese.", "layers."},
               {"biogpt.", "layers."},
               {"transformer.", "blocks."},
               {"model.decoder.", "layers."},
@@ -24,27 +25,33 @@ static const struct {
   const char *stem, *names;
 } map[] = {
     /* of the model */
-    {"token_embd", "embed_tokens wte word_embeddings embed_in tokens_embed"},
+    {"token_embd", "embed_tokens wte word_embeddings embed_in tokens_embed w"},
     {"token_embd_norm", "word_embeddings_layernorm"},
     {"position_embd", "wpe embed_positions positions_embed"},
     {"project_in", "project_in"},
     {"project_out", "project_out"},
-    {"output_norm", "norm ln_f final_layer_norm norm_f final_layernorm layer_norm"},
+    {"output_norm", "norm ln_f final_layer_norm norm_f final_layernorm layer_norm "
+                    "layernorm"},
     {"output", "lm_head embed_out output_projection"},
     /* norms */
-    {"attn_norm", "input_layernorm ln_1 norm_1 attention_layernorm self_attn_layer_norm ln_attn"},
+    {"attn_norm", "input_layernorm ln_1 norm_1 attention_layernorm self_attn_layer_norm ln_attn "
+                  "norm_attn_norm.norm_1 layernorm1"},
     {"ffn_norm", "pre_feedforward_layernorm post_attention_layernorm ln_2 norm_2 "
-                 "feedforward_layernorm final_layer_norm ln_mlp"},
-    {"post_attention_norm", "post_self_attn_layernorm post_norm1 post_attention_layernorm"},
-    {"post_ffw_norm", "post_mlp_layernorm post_feedforward_layernorm post_norm2"},
+                 "feedforward_layernorm final_layer_norm ln_mlp norm_attn_norm.norm_2 layernorm2"},
+    {"post_attention_norm", "post_self_attn_layernorm post_norm1 post_attn_norm "
+                            "post_attention_layernorm"},
+    {"post_ffw_norm", "post_mlp_layernorm post_feedforward_layernorm post_norm2 "
+                      "post_ffn_norm"},
     /* attention */
-    {"attn_q", "self_attn.q_proj attn.q_proj attn.attention.q_proj"},
-    {"attn_k", "self_attn.k_proj attn.k_proj attn.attention.k_proj"},
-    {"attn_v", "self_attn.v_proj attn.v_proj attn.attention.v_proj"},
+    {"attn_q", "self_attn.q_proj attn.q_proj attn.attention.q_proj multi_head_attention.Wq"},
+    {"attn_k", "self_attn.k_proj attn.k_proj attn.attention.k_proj multi_head_attention.Wk"},
+    {"attn_v", "self_attn.v_proj attn.v_proj attn.attention.v_proj multi_head_attention.Wv"},
     {"attn_qkv", "self_attn.qkv_proj attn.c_attn self_attention.query_key_value "
-                 "attention.query_key_value attn.qkv_proj attn.Wqkv self_attn.query_key_value"},
+                 "attention.query_key_value attn.qkv_proj attn.Wqkv self_attn.query_key_value "
+                 "norm_attn_norm.attn.Wqkv"},
     {"attn_output", "self_attn.o_proj self_attn.out_proj attn.c_proj attn.out_proj "
-                    "attn.attention.out_proj self_attention.dense attention.dense self_attn.dense"},
+                    "attn.attention.out_proj self_attention.dense attention.dense self_attn.dense "
+                    "norm_attn_norm.attn.out_proj multi_head_attention.dense"},
     {"attn_q_norm", "self_attn.q_norm self_attn.query_layernorm self_attn.q_layernorm "
                     "attention.query_layernorm"},
     {"attn_k_norm", "self_attn.k_norm self_attn.key_layernorm self_attn.k_layernorm "
@@ -63,24 +70,30 @@ static const struct {
     {"ffn_gate", "mlp.gate_proj feed_forward.gate_proj mlp.c_fc_0"},
     {"ffn_up",
      "mlp.up_proj mlp.gate_up_proj mlp.c_fc mlp.fc_in mlp.dense_h_to_4h ffn.up_proj mlp.c_fc_1 fc1 "
-     "mlp.fc1 feed_forward.up_proj"},
+     "mlp.fc1 feed_forward.up_proj ffn.0"},
     {"ffn_down", "mlp.down_proj mlp.c_proj mlp.fc_out mlp.dense_4h_to_h ffn.down_proj fc2 mlp.fc2 "
-                 "feed_forward.down_proj"},
+                 "feed_forward.down_proj ffn.2"},
     {"ffn_sub_norm", "mlp.ffn_sub_norm"},
     {"xielu", "mlp.act_fn"},
     /* experts */
     {"ffn_gate_inp", "mlp.gate block_sparse_moe.gate block_sparse_moe.router.layer mlp.router "
-                     "feed_forward.router mlp.gate.wg mlp.router.gate"},
+                     "feed_forward.router mlp.gate.wg mlp.router.gate ffn.router.layer "
+                     "block_sparse_moe.router"},
     {"exp_probs_b", "mlp.gate.e_score_correction block_sparse_moe.e_score_correction "
                     "mlp.moe_statics.e_score_correction mlp.e_score_correction "
-                    "mlp.gate.expert mlp.expert"},
+                    "mlp.gate.expert mlp.expert moe.router.expert"},
     {"ffn_gate_exp", "mlp.experts.%d.gate_proj block_sparse_moe.experts.%d.w1"},
     {"ffn_up_exp", "mlp.experts.%d.up_proj block_sparse_moe.experts.%d.w3"},
     {"ffn_down_exp", "mlp.experts.%d.down_proj block_sparse_moe.experts.%d.w2"},
+    {"ffn_gate_rows", "ffn.experts.mlp.w1"},
+    {"ffn_up_rows", "ffn.experts.mlp.v1"},
+    {"ffn_down_rows", "ffn.experts.mlp.w2"},
     {"ffn_gate_up_exps", "mlp.experts.gate_up_proj feed_forward.experts.gate_up_proj "
-                         "block_sparse_moe.input_linear"},
+                         "block_sparse_moe.input_linear mlp.experts.fc1 "
+                         "block_sparse_moe.experts.gate_up_proj"},
     {"ffn_down_exps", "mlp.experts.down_proj feed_forward.experts.down_proj "
-                      "block_sparse_moe.output_linear"},
+                      "block_sparse_moe.output_linear mlp.experts.fc2 "
+                      "block_sparse_moe.experts.down_proj"},
     {"ffn_gate_inp_shexp", "mlp.shared_expert_gate"},
     {"ffn_gate_shexp", "mlp.shared_experts.gate_proj mlp.shared_expert.gate_proj "
                        "feed_forward.shared_expert.gate_proj mlp.shared_mlp.gate_proj"},
@@ -124,7 +137,15 @@ static const mr_gguf_tensor *try_name(const mr_names *n, int layer, const char *
   const mr_gguf_tensor *t = mr_weights_find(n->w, name);
   if (t || layer >= 0)
     return t;
-  snprintf(name, MR_NAME, "%s", own); /* the head stands outside */
+  /* the head stands outside: beside "model." in "language_model.model.", or beside all of it */
+  const char *last = n->base + strlen(n->base);
+  for (int dots = 0; last > n->base && (dots += last[-1] == '.') < 2;)
+    last--;
+  snprintf(name, MR_NAME, "%.*s%s", (int)(last - n->base), n->base, own);
+  t = mr_weights_find(n->w, name);
+  if (t || last == n->base)
+    return t;
+  snprintf(name, MR_NAME, "%s", own);
   return mr_weights_find(n->w, name);
 }
 

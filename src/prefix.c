@@ -121,7 +121,7 @@ void mr_prefix_close(mr_prefix *p) {
 
 mr_code mr_prefix_room(mr_prefix *p, int more, mr_err *err) {
   /* beside the held nodes only such with a page exist */
-  if (!grow(p, p->roomed + more + mr_kv_total_pages(p->kv) + 1))
+  if (!grow(p, p->roomed + more + mr_kv_most_pages(p->kv) + 1))
     return mr_err_set(err, MR_E_NOMEM, "out of memory for the tree of prefixes");
   p->roomed += more;
   return MR_OK;

@@ -12,6 +12,7 @@
 #include "io/sys.h"
 #include "io/text.h"
 #include "kernels/dtype.h"
+#include "src/names.h"
 #include "src/quantize_recipe.h"
 
 #define CHUNK ((size_t)1 << 20)
@@ -303,14 +304,33 @@ static mr_code write_weights(job *j, mr_err *err) {
 
 /* ------------------------------------------------------------------ the other files */
 
-static json_t *int8_config(void) {
-  return json_pack("{s:s, s:s, s:s, s:[s], s:{s:{s:[s], s:{s:i, s:s, s:s, s:b, s:b}, s:{s:i, s:s, "
+/* Linear layers that stay as they are: the head, what chooses experts, the shared one's gate. */
+static json_t *kept_modules(const job *j, bool head) {
+  static const char *const stems[] = {"ffn_gate_inp", "ffn_gate_inp_shexp"};
+  json_t *list = json_array();
+  mr_names of;
+  char name[MR_NAME];
+  mr_names_open(&of, j->m->weights);
+  if (head)
+    json_array_append_new(list, json_string("lm_head"));
+  for (int i = 0; i < j->m->c.n_layers; i++)
+    for (size_t s = 0; s < sizeof stems / sizeof *stems; s++)
+      if (j->m->layers[i].experts && mr_names_find(&of, i, stems[s], ".weight", 0, name)) {
+        name[strlen(name) - strlen(".weight")] = 0;
+        json_array_append_new(list, json_string(name));
+      }
+  return list;
+}
+
+static json_t *int8_config(const job *j) {
+  return json_pack("{s:s, s:s, s:s, s:o, s:{s:{s:[s], s:{s:i, s:s, s:s, s:b, s:b}, s:{s:i, s:s, "
                    "s:s, s:b, s:b}}}}",
                    "quant_method", "compressed-tensors", "format", "int-quantized",
-                   "quantization_status", "compressed", "ignore", "lm_head", "config_groups",
-                   "group_0", "targets", "Linear", "weights", "num_bits", 8, "type", "int",
-                   "strategy", "channel", "symmetric", 1, "dynamic", 0, "input_activations",
-                   "num_bits", 8, "type", "int", "strategy", "token", "symmetric", 1, "dynamic", 1);
+                   "quantization_status", "compressed", "ignore", kept_modules(j, true),
+                   "config_groups", "group_0", "targets", "Linear", "weights", "num_bits", 8,
+                   "type", "int", "strategy", "channel", "symmetric", 1, "dynamic", 0,
+                   "input_activations", "num_bits", 8, "type", "int", "strategy", "token",
+                   "symmetric", 1, "dynamic", 1);
 }
 
 static json_t *quantization_config(const job *j) {
@@ -320,10 +340,11 @@ static json_t *quantization_config(const job *j) {
                      "group_size", j->spec.group, "desc_act", 0, "sym", 1, "damp_percent", 0.01,
                      "checkpoint_format", "gptq", "static_groups", 1);
   case MR_FORM_AWQ:
-    return json_pack("{s:s, s:i, s:i, s:b, s:s}", "quant_method", "awq", "bits", 4, "group_size",
-                     j->spec.group, "zero_point", 1, "version", "gemm");
+    return json_pack("{s:s, s:i, s:i, s:b, s:s, s:o}", "quant_method", "awq", "bits", 4,
+                     "group_size", j->spec.group, "zero_point", 1, "version", "gemm",
+                     "modules_to_not_convert", kept_modules(j, false));
   case MR_FORM_INT8:
-    return int8_config();
+    return int8_config(j);
   default:
     return json_pack("{s:s, s:i}", "quant_method", "int8-outliers", "bits", 8);
   }

@@ -301,22 +301,38 @@ mr_code mr_out_plan_make(mr_out_plan *p, const mr_model *m, mr_err *err) {
 /* ------------------------------------------------------------------ directories as they are */
 
 /* The tensor of the plan that the stem of a layer names: what it is, is noted. */
-static void mark(mr_out_plan *p, const mr_names *names, int layer, const char *stem,
+static bool mark(mr_out_plan *p, const mr_names *names, int layer, const char *stem, int item,
                  const char *ext) {
   char name[MR_NAME];
-  const mr_gguf_tensor *raw = mr_names_find(names, layer, stem, ext, 0, name);
+  const mr_gguf_tensor *raw = mr_names_find(names, layer, stem, ext, item, name);
   if (!raw)
-    return;
+    return false;
   mr_out_tensor *t = &p->t[raw - mr_weights_at(p->m->weights, 0)];
   if (t->layer >= 0) /* two stems may share a name: the first is meant */
-    return;
+    return true;
   t->layer = layer;
   snprintf(t->stem, sizeof t->stem, "%s", stem);
-  if (raw->n_dims == 2 && mr_site_of(stem) >= 0 && !strcmp(ext, ".weight"))
+  bool matrix = mr_site_of(stem) >= 0 || !strncmp(stem, "ffn_down_", 9);
+  if (raw->n_dims == 2 && matrix && !strcmp(ext, ".weight"))
     t->kind = MR_OUT_MATRIX;
+  return true;
 }
 
-static void from_directory(maker *k) {
+/* The matrices of a layer's experts; false: there are experts, but not one by one. */
+static bool mark_experts(mr_out_plan *p, const mr_names *names, int layer) {
+  static const char *const each[] = {"ffn_gate_exp", "ffn_up_exp", "ffn_down_exp"};
+  static const char *const shared[] = {"ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"};
+  bool found = true;
+  for (int s = 0; s < 3; s++) {
+    mark(p, names, layer, shared[s], 0, ".weight");
+    for (int e = 0; p->m->layers[layer].experts && e < p->m->c.n_experts; e++)
+      found &= mark(p, names, layer, each[s], e, ".weight");
+  }
+  return found;
+}
+
+/* False: experts that lie in one tensor. */
+static bool from_directory(maker *k) {
   static const char *const stems[] = {"attn_q",   "attn_k", "attn_v",   "attn_qkv",  "attn_output",
                                       "ffn_gate", "ffn_up", "ffn_down", "attn_norm", "ffn_norm"};
   const mr_model *m = k->p->m;
@@ -327,7 +343,7 @@ static void from_directory(maker *k) {
     const mr_gguf_tensor *raw = mr_weights_at(m->weights, i);
     mr_out_tensor *t = add(k, MR_OUT_PLAIN, "", "");
     if (!t)
-      return;
+      return true;
     snprintf(t->name, sizeof t->name, "%.*s", (int)(raw->name.len < 63 ? raw->name.len : 63),
              raw->name.s);
     t->raw = raw;
@@ -336,23 +352,26 @@ static void from_directory(maker *k) {
     memcpy(t->dims, raw->dims, sizeof t->dims);
     t->rows = t->dims[1] * t->dims[2] * t->dims[3];
   }
-  for (int i = 0; i < m->c.n_layers && !k->failed; i++)
+  bool found = true;
+  for (int i = 0; i < m->c.n_layers && !k->failed; i++) {
     for (size_t s = 0; s < sizeof stems / sizeof *stems; s++) {
-      mark(k->p, &names, i, stems[s], ".weight");
-      mark(k->p, &names, i, stems[s], ".bias");
+      mark(k->p, &names, i, stems[s], 0, ".weight");
+      mark(k->p, &names, i, stems[s], 0, ".bias");
     }
+    found &= mark_experts(k->p, &names, i);
+  }
+  return found;
 }
 
 static mr_code check_directory(const mr_model *m, mr_err *err) {
   const char *why = !m->weights->st        ? "the model is no directory"
                     : m->c.arch.mla        ? "latent attention is folded into its matrices"
-                    : m->c.n_experts       ? "experts cannot be rounded by what they meet yet"
                     : m->c.arch.hf_columns ? "its matrices are stored transposed"
-                    : m->c.arch.fused_qkv && m->c.arch.hf_qkv != MR_QKV_STACKED
-                        ? "queries, keys and values are interleaved in one matrix"
-                        : NULL;
+                                           : NULL;
   for (size_t i = 0; !why && i < mr_weights_n(m->weights); i++) {
     int type = mr_weights_at(m->weights, i)->dtype;
+    if (mr_weights_at(m->weights, i)->dims[3] > 1)
+      why = "a tensor has four dimensions or more: the model is not of text alone";
     if (type != MR_F32 && type != MR_F16 && type != MR_BF16 && mr_dtype_get(type)->to_f32)
       why = "its weights are quantized already";
     if (type == MR_I32)
@@ -367,8 +386,9 @@ mr_code mr_out_plan_dir(mr_out_plan *p, const mr_model *m, mr_err *err) {
   maker k = {.p = p};
   mr_code rc = check_directory(m, err);
   *p = (mr_out_plan){.m = m, .less_one = m->c.arch.hf_plus1};
-  if (!rc)
-    from_directory(&k);
+  if (!rc && !from_directory(&k))
+    rc = mr_err_at(err, MR_E_UNAVAILABLE, m->weights->path, 0, -1,
+                   "cannot be written as a quantized directory: its experts lie in one tensor");
   return rc ? rc : k.failed ? no_memory(err) : MR_OK;
 }
 

@@ -58,9 +58,10 @@ static bool divide_vector(mr_recipe *r, mr_out_tensor *t, const float *s, int64_
   return true;
 }
 
-/* Rows of the values, or of up: one over the factor of the column that they feed. `from`: the first
- * row that does. */
-static bool divide_rows(mr_recipe *r, mr_out_tensor *t, mr_site_kind kind, int64_t from) {
+/* Rows of the values, or of up: one over the factor of the column that they feed. `feeding`: which
+ * rows of the tensor these are. */
+static bool divide_rows(mr_recipe *r, mr_out_tensor *t, mr_site_kind kind,
+                        const mr_matrix *feeding) {
   const float *s = mr_folds_of(&r->folds, t->layer, kind);
   bool bias = t->n_dims == 1;
   int64_t rows = bias ? t->dims[0] : t->rows;
@@ -68,10 +69,10 @@ static bool divide_rows(mr_recipe *r, mr_out_tensor *t, mr_site_kind kind, int64
   if (!f)
     return !s;
   for (int64_t i = 0; i < rows; i++)
-    f[i] = i < from ? 1
-           : kind == MR_SITE_OUT
-               ? 1 / mr_folds_value(&r->folds, &r->m->c, t->layer, (int)(i - from))
-               : 1 / s[i - from];
+    f[i] = 1;
+  for (int i = 0; i < feeding->n; i++)
+    f[mr_matrix_source(feeding, i)] =
+        kind == MR_SITE_OUT ? 1 / mr_folds_value(&r->folds, &r->m->c, t->layer, i) : 1 / s[i];
   if (bias)
     t->col = f;
   else
@@ -82,7 +83,7 @@ static bool divide_rows(mr_recipe *r, mr_out_tensor *t, mr_site_kind kind, int64
 static bool fold_tensor(mr_recipe *r, mr_out_tensor *t) {
   const mr_config *c = &r->m->c;
   int site = mr_site_of(t->stem);
-  int64_t q = (int64_t)c->n_heads * c->head_dim, kv = (int64_t)c->n_kv_heads * c->head_dim;
+  mr_matrix rows = {.n = c->n_kv_heads * c->head_dim};
   if (t->layer < 0)
     return true;
   if (!strcmp(t->stem, "attn_norm"))
@@ -92,11 +93,16 @@ static bool fold_tensor(mr_recipe *r, mr_out_tensor *t) {
   if (site >= 0 && !is_bias(t))
     t->col = mr_folds_of(&r->folds, t->layer, (mr_site_kind)site);
   if (!strcmp(t->stem, "attn_v"))
-    return divide_rows(r, t, MR_SITE_OUT, 0);
-  if (!strcmp(t->stem, "attn_qkv"))
-    return divide_rows(r, t, MR_SITE_OUT, q + kv);
-  if (!strcmp(t->stem, "ffn_up")) /* gate's rows may come first */
-    return divide_rows(r, t, MR_SITE_DOWN, (t->n_dims == 1 ? t->dims[0] : t->rows) - c->d_ff);
+    return divide_rows(r, t, MR_SITE_OUT, &rows);
+  if (!strcmp(t->stem, "attn_qkv")) { /* a directory's own tensor may lie otherwise */
+    mr_qkv_rows(c, t->raw && r->m->weights->st ? c->arch.hf_qkv : MR_QKV_STACKED, 2, &rows);
+    return divide_rows(r, t, MR_SITE_OUT, &rows);
+  }
+  if (!strcmp(t->stem, "ffn_up")) { /* gate's rows may come first */
+    rows =
+        (mr_matrix){.n = c->d_ff, .first = (int)(t->n_dims == 1 ? t->dims[0] : t->rows) - c->d_ff};
+    return divide_rows(r, t, MR_SITE_DOWN, &rows);
+  }
   return true;
 }
 
@@ -302,8 +308,8 @@ static mr_code sparse(mr_recipe *r, const mr_out_tensor *t, mr_err *err) {
 }
 
 static void take_importance(mr_recipe *r, const mr_out_tensor *t, const mr_site *s) {
-  for (int i = 0; i < s->k; i++) {
-    double x = s->n ? s->square[i] / (double)s->n : 1;
+  for (int64_t i = 0; i < t->dims[0]; i++) {
+    double x = s && s->n ? s->square[i] / (double)s->n : 1;
     r->importance[i] = (float)(t->col ? x / ((double)t->col[i] * t->col[i]) : x);
   }
 }
@@ -326,15 +332,15 @@ int mr_recipe_outliers(const mr_recipe *r, const mr_out_tensor *t) {
 /* Outlier columns go from w to kept. */
 static mr_code set_apart(mr_recipe *r, const mr_out_tensor *t, const mr_site *s,
                          mr_recipe_rows *from, mr_err *err) {
-  int n = mr_recipe_outliers(r, t), at = 0;
+  int n = s ? mr_recipe_outliers(r, t) : 0, at = 0;
   mr_mem_free(r->kept);
   r->kept = mr_mem_alloc((size_t)t->rows * (size_t)n, sizeof *r->kept);
   if (!r->kept)
     return mr_err_set(err, MR_E_NOMEM, "out of memory for outlier columns");
-  for (int i = 0; i < s->k && n; i++)
+  for (int i = 0; n && i < s->k; i++)
     if (s->most[i] >= OUTLIER)
       r->outliers[at++] = i;
-  for (int64_t row = 0; row < t->rows; row++)
+  for (int64_t row = 0; n && row < t->rows; row++)
     for (int i = 0; i < n; i++) {
       float *w = &r->w[(size_t)row * (size_t)s->k + (size_t)r->outliers[i]];
       r->kept[(size_t)row * (size_t)n + (size_t)i] = *w;
@@ -349,14 +355,15 @@ static mr_code set_apart(mr_recipe *r, const mr_out_tensor *t, const mr_site *s,
 static mr_code round_matrix(mr_recipe *r, const mr_out_tensor *t, const mr_site *s, int kind,
                             mr_recipe_rows *from, mr_err *err) {
   int ranged;
-  bool plain = t->n_dims == 2, prune = r->o->sparsify != MR_SPARSE_NO && plain && s->k % 4 == 0;
+  bool plain = t->n_dims == 2;
+  bool prune = r->o->sparsify != MR_SPARSE_NO && plain && s && s->k % 4 == 0;
   bool grid = plain && (r->spec || mr_encode_levels(t->dtype, &ranged));
-  bool gptq = r->o->method == MR_METHOD_GPTQ && grid && !prune;
+  bool gptq = r->o->method == MR_METHOD_GPTQ && grid && !prune && s;
   grid = gptq || (grid && r->spec);
   if (!prune && !grid)
     return MR_OK;
   mr_code rc = load(r, t, err);
-  if (!rc && products_needed(r))
+  if (!rc && products_needed(r) && s)
     rc = factorize(r, s, t->layer, kind, err);
   if (!rc && prune)
     rc = sparse(r, t, err);
@@ -371,14 +378,16 @@ static mr_code round_matrix(mr_recipe *r, const mr_out_tensor *t, const mr_site 
   return rc;
 }
 
+/* A directory's experts have matrices whose inputs are not looked at: those that go down. They are
+ * rounded as if all columns met the same. */
 mr_code mr_recipe_tensor(mr_recipe *r, const mr_out_tensor *t, mr_recipe_rows *from, mr_err *err) {
   int kind = mr_site_of(t->stem);
   *from = (mr_recipe_rows){0};
-  if (t->kind != MR_OUT_MATRIX || t->layer < 0 || kind < 0)
+  if (t->kind != MR_OUT_MATRIX || t->layer < 0 || (kind < 0 && !r->spec))
     return MR_OK;
-  mr_code rc = gather(r, t->layer, err);
-  const mr_site *s = mr_calibration_site(r->c, t->layer, (mr_site_kind)kind);
-  if (rc || s->k != t->dims[0])
+  mr_code rc = kind < 0 ? MR_OK : gather(r, t->layer, err);
+  const mr_site *s = kind < 0 ? NULL : mr_calibration_site(r->c, t->layer, (mr_site_kind)kind);
+  if (rc || (s && s->k != t->dims[0]))
     return rc;
   take_importance(r, t, s);
   r->count++;

@@ -73,6 +73,8 @@ mr_code mr_rope_open(mr_rope_table *t, const mr_config *c, const float *factors,
     if (factors && !own_base)
       freq /= factors[i];
     t->freq[i] = own_base ? freq : scaled(c, base, freq, i);
+    if (c->arch.rope_backward)
+      t->freq[i] = -t->freq[i];
   }
   return MR_OK;
 }

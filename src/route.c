@@ -90,7 +90,7 @@ void mr_route(const mr_config *c, const float *logits, const float *bias, float 
   }
   score(c, logits, p);
   for (int i = 0; i < n; i++)
-    choice[i] = p[i] + (bias ? bias[i] : 0);
+    choice[i] = (c->arch.choose_raw ? logits[i] : p[i]) + (bias ? bias[i] : 0);
   limit(c, choice);
   for (int k = 0; k < c->n_experts_used; k++) {
     chosen[k] = best_of(choice, n);

@@ -41,8 +41,11 @@ void mr_philox(uint32_t out[4], const uint32_t counter[4], const uint32_t key[2]
   out[3] = c3;
 }
 
-/* Uniform in [0, 1) with 53 bits. */
-static double uniform(const mr_sampling *s, uint64_t row_key, int choice, int position) {
+bool mr_sampler_is_greedy(const mr_sampling *s) {
+  return s->temperature < GREEDY_BELOW;
+}
+
+double mr_sampler_uniform(const mr_sampling *s, uint64_t row_key, int choice, int position) {
   uint64_t seed = s->has_seed ? s->seed : DEFAULT_SEED, row = s->has_seed ? 0 : row_key;
   uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
   uint32_t counter[4] = {(uint32_t)position, (uint32_t)choice, (uint32_t)row,
@@ -271,6 +274,22 @@ static void keep_top(const float *x, int n, int top_k, room *r) {
   r->set.n = top_k;
 }
 
+/* Filters keep the best of a total order, so what is left is all that is no worse than its worst:
+ * brings it into the order of ids, in which it is drawn from whatever found it. */
+static void by_id(const float *x, int n, cands *set) {
+  cand worst = at(set, 0);
+  for (int i = 1; i < set->n; i++)
+    worst = better(worst, at(set, i)) ? at(set, i) : worst;
+  gather_from(x, n, worst.x, set);
+  int m = 0;
+  for (int i = 0; i < set->n; i++) {
+    cand c = at(set, i);
+    put(set, m, c);
+    m += !better(worst, c);
+  }
+  set->n = m;
+}
+
 /* logits are divided by the temperature here; max is their largest before. */
 static int32_t draw_token(const mr_kernels *k, const mr_sampling *s, float *x, int n, float max,
                           double u, room *r) {
@@ -296,7 +315,9 @@ static int32_t draw_token(const mr_kernels *k, const mr_sampling *s, float *x, i
     nucleus(k, set, max, s->top_p * total);
   if (min_p)
     keep_from(set, floor);
-  if (top_p || min_p)
+  if (top_k || top_p)
+    by_id(x, n, set);
+  if (set != &all)
     total = block_masses(k, set, max, r->mass);
   return draw(set, max, r->mass, total, u);
 }
@@ -382,7 +403,7 @@ mr_code mr_sampler_pick(const mr_kernels *k, const mr_sampling *s, float *logits
                         uint64_t row_key, int choice, void *scratch, mr_sampled *out, mr_err *err) {
   room r = divide(scratch, n_vocab);
   float *raw = logits;
-  bool greedy = s->temperature < GREEDY_BELOW;
+  bool greedy = mr_sampler_is_greedy(s);
   bool adjusts = s->n_bias > 0 || penalizes(s, st) || (st->n_output < s->min_tokens && n_ends > 0);
   int best = checked_argmax(k, logits, n_vocab);
   if (best < 0)
@@ -397,7 +418,7 @@ mr_code mr_sampler_pick(const mr_kernels *k, const mr_sampling *s, float *logits
     return mr_err_set(err, MR_E_DATA,
                       "logit_bias, penalties and min_tokens leave no token to choose");
   memset(out, 0, sizeof *out);
-  double u = greedy ? 0 : uniform(s, row_key, choice, st->n_output);
+  double u = greedy ? 0 : mr_sampler_uniform(s, row_key, choice, st->n_output);
   out->id = greedy ? best : draw_token(k, s, logits, n_vocab, logits[best], u, &r);
   if (s->logprobs >= 0)
     report(k, raw, n_vocab, out->id, s->logprobs, out);

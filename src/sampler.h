@@ -1,11 +1,11 @@
 /* sampler.h: from logits to a token, by the OpenAI and vLLM parameters.
  *
  * Order: logit_bias, penalties, min_tokens mask, (greedy stops here), temperature, top_k, top_p,
- * min_p, draw. The draw is counter-based: Philox4x32-10 (Salmon et al. 2011) keyed by the seed,
- * counted by (choice, position, row key): no state, so a restart, a shard or another batch draws
- * the same. Row key: xxh3-64 of the row's id. A row that names a seed leaves its row key out: the
- * same request with the same seed gives the same text, as in the API. A temperature below 1e-5 is
- * greedy. Ties go to the lowest id everywhere.
+ * min_p, draw: in order of id from what the filters leave. The draw is counter-based: Philox4x32-10
+ * (Salmon et al. 2011) keyed by the seed, counted by (choice, position, row key): no state, so a
+ * restart, a shard or another batch draws the same. Row key: xxh3-64 of the row's id. A row that
+ * names a seed leaves its row key out: the same request with the same seed gives the same text, as
+ * in the API. A temperature below 1e-5 is greedy. Ties go to the lowest id everywhere.
  */
 #ifndef MR_SRC_SAMPLER_H
 #define MR_SRC_SAMPLER_H
@@ -64,6 +64,10 @@ typedef struct mr_sampler_state { /* token counts of one choice, for penalties; 
   const int32_t *output;
   int n_output;
 } mr_sampler_state;
+
+bool mr_sampler_is_greedy(const mr_sampling *s);
+/* What a draw takes: uniform in [0, 1) with 53 bits. position: tokens that were chosen before. */
+double mr_sampler_uniform(const mr_sampling *s, uint64_t row_key, int choice, int position);
 
 /* Bytes of scratch of one worker (64-aligned, need not be cleared): n_vocab candidates and a copy
  * of the logits. */

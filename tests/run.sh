@@ -11,6 +11,7 @@
 #   memory    peak memory at two sizes of a job         memory-long  up to 10 million rows, half an hour
 #   systemd   the timer and service of examples/cron under a real systemd of its own (root)
 #   mutants   faults planted into the GPU's kernels are found (a minute)
+#   device-check  the script that checks a GPU, on the emulated one with a tiny model
 #   fuzz-replay  the corpus of every fuzz target, sanitized
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -130,6 +131,7 @@ for suite in "$@"; do
     cron) script cron tests/cron.sh "$build/millrace" ;;
     systemd) script systemd tests/systemd.sh "$build/millrace" ;;
     mutants) python3 tests/mutants.py "$build" >"$log" 2>&1; result "mutants: $(tail -n 1 "$log")" $? ;;
+    device-check) python3 scripts/device-check.py "$build" sim "$build/device-check-sim.json" >"$log" 2>&1; result device-check $? ;;
     slurm) script slurm tests/slurm.sh "$build/millrace" ;;
     fuzz-replay) fuzz_replay ;;
     *) echo "unknown suite $suite" >&2; exit 64 ;;

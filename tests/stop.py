@@ -113,11 +113,12 @@ def fifo_input(work, want):
 
 
 def deadlines(work, want_many):
-    """Runs of a second each: 75 in time, with rows done in each, until the job is done."""
-    for name, more in (("with saved keys and values", ()), ("without", ("--kv-disk", "0"))):
-        out, ends, rc = f"{work}/limit-{len(more)}.jsonl", [], 75
+    """Runs of a second each: 75 in time, with rows done in each, until the job is done. Memory may differ each time."""
+    for i, (name, all_more) in enumerate((("with saved keys and values", [()]), ("without", [("--kv-disk", "0")]),
+                                          ("with other memory each time", [(), ("--kv-memory", "128KiB", "--max-batch", "3")]))):
+        out, ends, rc = f"{work}/limit-{i}.jsonl", [], 75
         while rc == 75 and len(ends) < 60:
-            t = time.time()
+            t, more = time.time(), all_more[len(ends) % len(all_more)]
             rc = run(command(work, out, "many.jsonl", "--time-limit", "1s", *more)).returncode
             ends.append(time.time() - t)
         check(f"a time limit of 1 s, {name}", rc == 1 and len(ends) > 1 and max(ends[:-1]) < 5 and

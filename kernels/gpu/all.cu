@@ -4,6 +4,8 @@
 #include "kernels/gpu/heads.cu"
 #include "kernels/gpu/gemm.cu"
 #include "kernels/gpu/attn.cu"
+#include "kernels/gpu/top.cu"
+#include "kernels/gpu/peak.cu"
 
 #if defined(MR_EMU)
 extern "C" const mr_emu_kernel MR_EMU_TABLE[MR_GPU_N_KERNELS] = {

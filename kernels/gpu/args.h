@@ -214,6 +214,44 @@ typedef struct mr_gpu_dot {
   int32_t cols;
 } mr_gpu_dot;
 
+#define MR_GPU_BEST 64  /* largest values of a row that are known */
+#define MR_GPU_MASS 256 /* columns whose weights are summed together */
+#define MR_GPU_TOP_WARPS 8
+
+typedef struct mr_gpu_ask { /* of a row of logits x, whose largest value is max */
+  double u;                 /* 0 .. 1: which value is drawn by e^((x - max) * inverse); < 0: none */
+  float inverse;            /* of the temperature */
+  int32_t probe;            /* a column that is asked for; -1: none */
+} mr_gpu_ask;
+
+typedef struct mr_gpu_best {
+  double sum, total; /* of e^(x - max); of e^((x - max) * inverse) */
+  float max;
+  int32_t bad;         /* NaN, +infinity or nothing finite: the rest means nothing */
+  int32_t drawn, rank; /* -1: none; of the probe, from 1 */
+  float drawn_x, probe_x;
+  int32_t n, none; /* of those that follow, the largest first, ties to the lowest id */
+  float x[MR_GPU_BEST];
+  int32_t id[MR_GPU_BEST];
+} mr_gpu_best;
+
+/* A block a row. */
+typedef struct mr_gpu_top {
+  const float *x;
+  size_t ld;
+  const mr_gpu_ask *ask; /* [rows] */
+  mr_gpu_best *out;      /* [rows] */
+  int32_t cols;
+} mr_gpu_top;
+
+/* Each warp: rounds times MR_GPU_PEAK_CHAINS products of 16x16x16. A block of MR_GPU_WARPS. */
+#define MR_GPU_PEAK_CHAINS 4
+#define MR_GPU_PEAK_SHARED (16 * 16 * 2)
+typedef struct mr_gpu_peak {
+  float *out; /* [blocks, threads] */
+  int32_t rounds;
+} mr_gpu_peak;
+
 /* X(name, argument): all kernels. gemm: rows a tile, then how numbers are held. */
 #define MR_GPU_KERNELS(X)                                                                          \
   X(embed, mr_gpu_embed)                                                                           \
@@ -239,7 +277,9 @@ typedef struct mr_gpu_dot {
   X(merge, mr_gpu_attn)                                                                            \
   X(merge_uni, mr_gpu_attn)                                                                        \
   X(mix, mr_gpu_mix)                                                                               \
-  X(dot, mr_gpu_dot)
+  X(dot, mr_gpu_dot)                                                                               \
+  X(top, mr_gpu_top)                                                                               \
+  X(peak, mr_gpu_peak)
 
 typedef enum mr_gpu_kernel {
 #define MR_GPU_ID(name, args) MR_GPU_##name,
@@ -262,6 +302,10 @@ typedef enum mr_gpu_kernel {
   ((size_t)MR_GPU_GEMM_STAGES *                                                                    \
    (((size_t)(rows) + MR_GPU_GEMM_COLS) * MR_GPU_GEMM_LD * 2 * ((hold) == MR_GPU_PAIR ? 2 : 1) +   \
     ((hold) >= MR_GPU_INT8 ? (size_t)MR_GPU_GEMM_COLS * (MR_GPU_RAW(hold) + 16) : 0)))
+
+#define MR_GPU_TOP_SHARED(cols)                                                                    \
+  (256 * 4 + MR_GPU_TOP_WARPS * 4 + 7 * 4 + MR_GPU_BEST * 8 +                                      \
+   2 * sizeof(float) * (((size_t)(cols) + MR_GPU_MASS - 1) / MR_GPU_MASS))
 
 #define MR_GPU_REDUCE_SHARED (2 * MR_GPU_WARPS * sizeof(float)) /* of kernels with a norm */
 

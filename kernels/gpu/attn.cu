@@ -97,7 +97,7 @@ template <int KV> MR_FN float stored(uint32_t word, int i) {
                                 : mr_e4m3(word >> 8 * i & 255u);
 }
 
-MR_FN uint32_t word_of(const uint8_t *part, size_t at, int bytes) { /* one value */
+MR_FN uint32_t word_of(const uint8_t *part, int at, int bytes) { /* one value */
   return bytes == 4   ? ((const uint32_t *)(const void *)part)[at]
          : bytes == 2 ? ((const uint16_t *)(const void *)part)[at]
                       : part[at];
@@ -115,25 +115,26 @@ struct attn_part {
 /* PER values of a word at once. Not unrolled: registers are short here. */
 template <bool WIDE, int KV, int PER> MR_FN void convert(const mr_gpu_attn &a, attn_part p) {
   enum { BYTES = KV == MR_GPU_KV_F32 ? 4 : KV < MR_GPU_KV_INT8 ? 2 : 1 };
-  const float *scales = (const float *)(const void *)(p.from + (size_t)PAGE * (size_t)a.head_dim);
-  int each = p.cols / PER;
+  const float *scales = (const float *)(const void *)(p.from + PAGE * a.head_dim);
   MR_ROLL
-  for (int i = MR_THREAD; i < PAGE * each; i += a.warps * MR_WARP) {
-    int j = i / each, c = i % each * PER, d = p.d0 + c;
-    size_t at = (size_t)j * (size_t)a.head_dim + (size_t)d;
-    mr_gpu_bf16 *to = p.to + j * p.ld + c;
-    bool there = j < p.keys && d < a.head_dim;
-    uint32_t word = 0;
-    if (there)
-      word =
-          PER > 1 ? ((const uint32_t *)(const void *)p.from)[at / PER] : word_of(p.from, at, BYTES);
-    float scale = KV < MR_GPU_KV_INT8 ? 1 : there ? scales[j] : 0;
-    MR_UNROLL
-    for (int v = 0; v < PER; v++) {
-      float x = KV < MR_GPU_KV_INT8 ? stored<KV>(word, v) : stored<KV>(word, v) * scale;
-      to[v] = mr_narrow(x);
-      if (WIDE)
-        to[PAGE * p.ld + v] = mr_rest(x, to[v]);
+  for (int j = MR_THREAD / 16; j < PAGE; j += a.warps * MR_WARP / 16) { /* 16 threads a token */
+    bool there = j < p.keys;
+    float scale = KV >= MR_GPU_KV_INT8 && there ? scales[j] : 1;
+    MR_ROLL
+    for (int c = MR_THREAD % 16 * PER; c < p.cols; c += 16 * PER) {
+      mr_gpu_bf16 *to = p.to + j * p.ld + c;
+      int at = j * a.head_dim + p.d0 + c;
+      uint32_t word = 0;
+      if (there && p.d0 + c < a.head_dim)
+        word = PER > 1 ? ((const uint32_t *)(const void *)p.from)[at / PER]
+                       : word_of(p.from, at, BYTES);
+      MR_UNROLL
+      for (int v = 0; v < PER; v++) {
+        float x = stored<KV>(word, v) * scale;
+        to[v] = mr_narrow(x);
+        if (WIDE)
+          to[PAGE * p.ld + v] = mr_rest(x, to[v]);
+      }
     }
   }
 }

@@ -80,7 +80,7 @@ MR_FN void *mr_shared() {
 #elif defined(MR_CUDA)
 #define MR_FN __device__ static __forceinline__
 #define MR_GPU_KERNEL(name, arg, warps)                                                            \
-  extern "C" __global__ void __launch_bounds__((warps)*MR_WARP) mr_k_##name(const arg a)
+  extern "C" __global__ void __launch_bounds__((warps)*MR_WARP, 2) mr_k_##name(const arg a)
 #define MR_THREAD ((int)threadIdx.x)
 #define MR_LANE ((int)(threadIdx.x % MR_WARP))
 #define MR_BLOCK(i) ((int)((i) == 0 ? blockIdx.x : (i) == 1 ? blockIdx.y : blockIdx.z))
@@ -313,6 +313,21 @@ MR_FN float mr_block_sum(float x, float *room) {
     x += room[i];
   return x;
 }
+
+/* One more in a counter of shared memory; what it was. */
+#if defined(MR_EMU)
+MR_FN int mr_count(int32_t *p) {
+  return (*p)++;
+}
+#elif defined(MR_CUDA)
+MR_FN int mr_count(int32_t *p) {
+  return atomicAdd(p, 1);
+}
+#else
+MR_FN int mr_count(int32_t *p) {
+  return __hip_atomic_fetch_add(p, 1, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
+#endif
 
 /* ------------------------------------------------------------------ copies to shared memory */
 

@@ -239,48 +239,74 @@ V_INLINE void attn_shape(const attn_work *w, const attn_span *sp, int i, int row
   }
 }
 
-/* Scores of a row in n blocks from t->from on to p; its sum goes on. */
-V_INLINE void attn_softmax_row(const attn_work *w, const attn_span *sp, const attn_tile *t, int row,
-                               int n) {
+/* New maxima of a tile's rows, and what their sums so far are worth. */
+static void attn_maxima(const attn_work *w, const attn_tile *t) {
+  for (int r = t->r0; r < t->r1; r++) {
+    const float *s = w->s + (size_t)r * KEYS;
+    vf max = vload(s + t->from * BLOCK);
+    for (int j = t->from * BLOCK + VL; j < t->to * BLOCK; j += VL)
+      max = vmax(max, vload(s + j));
+    float old = w->max[r], m = vreduce_max(max);
+    w->max[r] = m > old ? m : old;
+    w->shrink[r] = old - w->max[r];
+  }
+  for (int r = t->r0; r < t->r1; r += VL) {
+    int n = t->r1 - r < VL ? t->r1 - r : VL;
+    vstore_n(w->shrink + r, vexp2(vload_n(w->shrink + r, n)), n);
+  }
+}
+
+/* Scores of a row in n blocks to p; its sum goes on. */
+V_INLINE void attn_exp_row(const attn_work *w, const attn_tile *t, int row, int n) {
   float *s = w->s + (size_t)row * KEYS + t->from * BLOCK, *sums = w->sum + (size_t)row * 16;
-  vf old = vset1(w->max[row]), max = old;
-  UNROLL for (int j = 0; j < n * BLOCK; j += VL) max = vmax(max, vload(s + j));
-  max = vset1(vreduce_max(max));
-  vf shrink = vexp2(vsub(old, max)), sum = vmul(vload(sums), shrink);
+  vf max = vset1(w->max[row]), sum = vmul(vload(sums), vset1(w->shrink[row]));
   UNROLL for (int j = 0; j < n * BLOCK; j += VL) {
     vf p = vexp2(vsub(vload(s + j), max));
     sum = vadd(sum, p);
     vstore(s + j, p);
   }
   vstore(sums, sum);
-  vstore_n(&w->max[row], max, 1);
-  vstore_n(&w->shrink[row], shrink, 1);
-  for (int j = 0; mr_kvq_is_8bit(sp->type[0]) && j < n * BLOCK; j += VL) {
-    const float *scale = mr_kvq_scales_of(sp->v[t->from + j / BLOCK], w->dim) + j % BLOCK;
-    vstore(s + j, vmul(vload(s + j), vload(scale)));
+}
+
+/* Codes of V have a scale each key. */
+static void attn_scale_p(const attn_work *w, const attn_span *sp, const attn_tile *t) {
+  for (int j = t->from * BLOCK; j < t->to * BLOCK; j += VL) {
+    vf scale = vload(mr_kvq_scales_of(sp->v[j / BLOCK], w->dim) + j % BLOCK);
+    for (int r = t->r0; r < t->r1; r++) {
+      float *s = w->s + (size_t)r * KEYS + j;
+      vstore(s, vmul(vload(s), scale));
+    }
   }
 }
 
+/* All maxima before the first exponent, so that rows do not wait for each other. */
 static void attn_softmax(const attn_work *w, const attn_span *sp, const attn_tile *t) {
-  int all = w->a->softcap > 0.0f || w->a->slopes != NULL || mr_kvq_is_8bit(sp->type[0]);
+  int codes = mr_kvq_is_8bit(sp->type[0]);
+  int all = w->a->softcap > 0.0f || w->a->slopes != NULL || codes;
   for (int i = t->from; i < t->to; i++)
     for (int r = t->r0; r < t->r1 && (all || i < t->clear || i >= t->unclear); r++)
       attn_shape(w, sp, i, r);
-  for (int r = t->r0; r < t->r1; r++)
-    switch (t->to - t->from) {
-    case 1:
-      attn_softmax_row(w, sp, t, r, 1);
-      break;
-    case 2:
-      attn_softmax_row(w, sp, t, r, 2);
-      break;
-    case 3:
-      attn_softmax_row(w, sp, t, r, 3);
-      break;
-    default:
-      attn_softmax_row(w, sp, t, r, SPAN);
-      break;
-    }
+  attn_maxima(w, t);
+  switch (t->to - t->from) {
+  case 1:
+    for (int r = t->r0; r < t->r1; r++)
+      attn_exp_row(w, t, r, 1);
+    break;
+  case 2:
+    for (int r = t->r0; r < t->r1; r++)
+      attn_exp_row(w, t, r, 2);
+    break;
+  case 3:
+    for (int r = t->r0; r < t->r1; r++)
+      attn_exp_row(w, t, r, 3);
+    break;
+  default:
+    for (int r = t->r0; r < t->r1; r++)
+      attn_exp_row(w, t, r, SPAN);
+    break;
+  }
+  if (codes)
+    attn_scale_p(w, sp, t);
 }
 
 /* ------------------------------------------------------------------ spans */
@@ -297,6 +323,23 @@ static attn_tile attn_cut(const attn_work *w, const attn_span *sp, int r0, int r
   return t;
 }
 
+/* Block b of a span as float32. */
+static const uint8_t *attn_widen(const attn_work *w, const attn_span *sp, int b, int is_v,
+                                 int keys) {
+  const uint8_t *from = is_v ? sp->v[b] : sp->k[b];
+  float *to = is_v ? w->v + (size_t)b * BLOCK * (size_t)w->dim : w->k;
+  if (is_v)
+    kv_v_to_f32(to, from, w->dim, keys < BLOCK ? keys : BLOCK, sp->type[b]);
+  else
+    kv_k_to_f32(to, from, w->dim, sp->type[b]);
+  return (const uint8_t *)to;
+}
+
+static void attn_ask_part(const attn_work *w, const uint8_t *part, mr_kv_type type) {
+  for (size_t i = 0; i < mr_kv_part_bytes(type, w->dim); i += 64)
+    _mm_prefetch((const char *)part + i, _MM_HINT_T1);
+}
+
 /* Tokens t0..t1-1 meet a span. */
 static void attn_meet(const attn_work *w, const attn_span *sp, int t0, int t1) {
   int r0 = t0 * w->group, rows = t1 * w->group - r0;
@@ -308,9 +351,7 @@ static void attn_meet(const attn_work *w, const attn_span *sp, int t0, int t1) {
   const uint8_t *v[SPAN];
   attn_product x = {.w = w, .v = direct ? sp->v : v, .v_ahead = sp->v_ahead};
   for (int b = 0; b < sp->n; b++) {
-    if (!direct)
-      kv_k_to_f32(w->k, sp->k[b], w->dim, sp->type[b]);
-    x.k = direct ? sp->k[b] : (const uint8_t *)w->k;
+    x.k = direct ? sp->k[b] : attn_widen(w, sp, b, 0, BLOCK);
     x.k_ahead = sp->k_ahead[b];
     x.block = b;
     for (int i = 0; i < tiles; i++) {
@@ -320,12 +361,12 @@ static void attn_meet(const attn_work *w, const attn_span *sp, int t0, int t1) {
         attn_qk(&x, type);
     }
   }
-  for (int b = 0; b < sp->n && !direct; b++) {
-    int n = keys - b * BLOCK;
-    v[b] = (const uint8_t *)(w->v + (size_t)b * BLOCK * (size_t)w->dim);
-    kv_v_to_f32(w->v + (size_t)b * BLOCK * (size_t)w->dim, sp->v[b], w->dim, n < BLOCK ? n : BLOCK,
-                sp->type[b]);
+  for (int b = 0; b < sp->n && !direct && tiles == 1; b++) {
+    attn_ask_part(w, sp->k_ahead[b], sp->type[b]);
+    attn_ask_part(w, sp->v_ahead[b], sp->type[b]);
   }
+  for (int b = 0; b < sp->n && !direct; b++)
+    v[b] = attn_widen(w, sp, b, 1, keys - b * BLOCK);
   for (int i = 0; i < tiles; i++) {
     attn_tile t = attn_cut(w, sp, r0 + rows * i / tiles, r0 + rows * (i + 1) / tiles);
     x.t = &t;
@@ -393,7 +434,7 @@ static void attn_walk(const attn_work *w, const mr_attn *a, int t0, int t1, int 
     while (to < t1 && mr_attn_first(a, w->pos[to]) < end * BLOCK)
       to++;
     for (int i = b; i < end; i++, sp.n++) {
-      int own = a->own != NULL && i == b1 - 1;
+      int own = a->own != NULL && i == w->pos[t0] / BLOCK;
       sp.k[sp.n] = own ? a->own : a->pages[i] + at;
       sp.type[sp.n] = own ? MR_KV_OWN_TYPE : a->type;
       sp.v[sp.n] = sp.k[sp.n] + mr_kv_part_bytes(sp.type[sp.n], a->head_dim);
@@ -445,10 +486,10 @@ static void attn_end(const attn_work *w, int t, float *out) {
   for (int h = 0; h < w->group; h++) {
     size_t row = (size_t)(t * w->group + h);
     float *to = out + (size_t)(w->kv_head * w->group + h) * (size_t)w->dim;
-    vf sum = vset1(vreduce_add(vload(w->sum + row * 16)));
+    vf inverse = vset1(1.0f / vreduce_add(vload(w->sum + row * 16)));
     for (int d = 0; d < w->dim; d += VL) {
       int n = w->dim - d < VL ? w->dim - d : VL;
-      vstore_n(to + d, vdiv(vload_n(w->out + row * w->ld + (size_t)d, n), sum), n);
+      vstore_n(to + d, vmul(vload_n(w->out + row * w->ld + (size_t)d, n), inverse), n);
     }
   }
 }
@@ -464,11 +505,25 @@ static void simd_attention(const mr_attn *a, int kv_head, int q0, int q1, void *
     attn_end(&w, t, a->out + (size_t)(q0 + t) * a->out_ld);
 }
 
+/* What is shared is met by all rows together, the rest by each token's own. */
+static void simd_attention_shared(const mr_attn *a, int n, int blocks, int kv_head, void *scratch) {
+  attn_work w;
+  attn_begin(&w, a, kv_head, n, scratch);
+  for (int t = 0; t < n; t++)
+    attn_token(&w, t, a[t].q, a[t].pos0);
+  attn_walk(&w, a, 0, n, 0, blocks);
+  for (int t = 0; t < n; t++) {
+    attn_walk(&w, &a[t], t, t + 1, blocks, a[t].pos0 / BLOCK + 1);
+    attn_end(&w, t, a[t].out);
+  }
+}
+
 static void simd_fill_attn(mr_kernels *k) {
   k->rotate = simd_rotate;
   k->kv_store = simd_kv_store;
   k->kv_pack = simd_kv_pack;
   k->attention = simd_attention;
+  k->attention_shared = simd_attention_shared;
 }
 
 #undef SPAN

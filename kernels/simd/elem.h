@@ -197,11 +197,20 @@ static float max_of(const float *x, int n, int *bad) {
   return m;
 }
 
+/* By blocks: only the one with the largest value is looked through again, from the cache. */
 static int simd_argmax(const float *x, int n, int *bad) {
-  float max = max_of(x, n, bad);
+  enum { BLOCK = 4096 };
+  float max = -INFINITY;
+  int i = 0, odd;
+  *bad = 0;
+  for (int at = 0; at < n; at += BLOCK) {
+    float most = max_of(x + at, n - at < BLOCK ? n - at : BLOCK, &odd);
+    *bad |= odd;
+    if (most > max)
+      max = most, i = at;
+  }
   if (*bad)
     return 0;
-  int i = 0;
   for (vf m = vset1(max); i + VL <= n; i += VL) {
     uint32_t hit = veq(vload(x + i), m);
     if (hit != 0)

@@ -11,7 +11,7 @@ import json, math, os, shutil, subprocess, sys, tempfile, warnings
 import torch
 warnings.filterwarnings("ignore")
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-from transformers import AutoModelForCausalLM, CONFIG_MAPPING
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, CONFIG_MAPPING
 torch.set_num_threads(2)
 BIN = os.path.abspath("build/millrace")
 WORK = tempfile.mkdtemp(prefix="millrace-models-")
@@ -56,7 +56,7 @@ CASES={
  'deepseek_v3':('deepseek_v3',dict(moe,num_experts=None,num_local_experts=None,n_routed_experts=8,first_k_dense_replace=1,n_shared_experts=1,q_lora_rank=24,kv_lora_rank=16,qk_nope_head_dim=16,qk_rope_head_dim=8,v_head_dim=16,n_group=4,topk_group=2,num_key_value_heads=4,head_dim=8)),
  'apertus':('apertus',{}), 'bitnet':('bitnet',{}), 'bloom':('bloom',dict(N,n_head=4,n_layer=3)), 'cohere':('cohere',{}), 'cohere_qk':('cohere',dict(use_qk_norm=True)), 'cohere2':('cohere2',dict(sliding_window=24,layer_types=['sliding_attention','full_attention','sliding_attention'])),
  'glm':('glm',{}), 'granite':('granite',dict(embedding_multiplier=2.0,attention_multiplier=0.2,residual_multiplier=0.6,logits_scaling=3.0)), 'smollm3':('smollm3',{}),
- 'minimax_m2':('minimax_m2',dict(moeN)), 'gpt_neo':('gpt_neo',dict(N,num_layers=2,num_heads=4,attention_types=[[['global','local'],1]],attention_layers=None,window_size=24,intermediate_size=96)),
+ 'minimax_m2':('minimax_m2',dict(moeN)), 'gpt_neo':('gpt_neo',dict(N,num_hidden_layers=None,num_layers=2,num_heads=4,attention_types=[[['global','local'],1]],attention_layers=None,window_size=24,intermediate_size=96)),
  'hunyuan_dense':('hunyuan_v1_dense',{}), 'phi3':('phi3',dict(sliding_window=24)), 'phi3_partial':('phi3',dict(partial_rotary_factor=0.5)),
  'mixtral_sw':('mixtral',dict(moeN,sliding_window=24)),
 
@@ -71,10 +71,20 @@ CASES={
  'glm4_moe_lite':('glm4_moe_lite',dict(moe,**mla,n_group=1,topk_group=1)), 'axk1':('axk1',dict(moe,**mla,n_group=1,topk_group=1)), 'sarvam_mla':('sarvam_mla',dict(moe,**mla)),
  'youtu':('youtu',dict(q_lora_rank=24,kv_lora_rank=16,qk_nope_head_dim=16,qk_rope_head_dim=8,v_head_dim=16,num_key_value_heads=4,head_dim=8)),
  'deepseek_v3_ni':('deepseek_v3',dict(moe,**mla,n_group=1,topk_group=1,rope_interleave=False)),
+ 'deepseek_v3_bias':('deepseek_v3',dict(moe,**mla,n_group=1,topk_group=1,attention_bias=True)),
  'minicpm3':('minicpm3',dict(q_lora_rank=24,kv_lora_rank=16,qk_nope_head_dim=16,qk_rope_head_dim=8,v_head_dim=16,num_key_value_heads=4,head_dim=8,dim_model_base=32)),
  'hyperclovax':('hyperclovax',dict(use_post_norm=True,logits_scaling=0.5,residual_multiplier=0.7,attention_multiplier=0.2,embedding_multiplier=2.0)),
  'ministral3':('ministral3',dict(sliding_window=None,rope_parameters=dict(rope_type='yarn',factor=4.0,original_max_position_embeddings=32,rope_theta=1e4,llama_4_scaling_beta=0.3,beta_fast=32.0,beta_slow=1.0,mscale=1.0,mscale_all_dim=1.0))),
- 'granite_swa':('granite_swa',dict(sliding_window=24)), 'cohere2_moe':('cohere2_moe',dict(moe,sliding_window=24)), 'kolibri1':('kolibri1',dict(moe,shared_expert_intermediate_size=48,sliding_window=24)),
+ 'granitemoe_swa':('granitemoe_swa',dict(moeN,sliding_window=24,layer_types=['full_attention','sliding_attention','sliding_attention'],layer_rope_theta=[5e4,1e4,0],shared_intermediate_size=48)),
+ 'aria_text':('aria_text',dict(moe_num_experts=6,moe_topk=2,moe_num_shared_experts=2)), 'ctrl':('ctrl',dict(N,n_embd=64,n_head=4,n_layer=3,n_positions=128,dff=96)),
+ 'granitehybrid':('granitemoehybrid',dict(num_local_experts=0,shared_intermediate_size=80,position_embedding_type='rope',layer_types=['full_attention']*3,mamba_n_heads=4)),
+ 'granitehybrid_moe':('granitemoehybrid',dict(moeN,shared_intermediate_size=80,layer_types=['full_attention']*3,mamba_n_heads=4)),
+ 'granitehybrid_mamba':('granitemoehybrid',dict(moeN,shared_intermediate_size=80,layer_types=['full_attention','linear_attention','full_attention'],mamba_n_heads=4)),
+ 'apertus1p5_text':('apertus1p5_text',{}),
+ 'cohere2_moe_avg':('cohere2_moe',dict(num_experts=6,num_experts_per_tok=2,num_shared_experts=2,sliding_window=24,first_k_dense_replace=1,prefix_dense_intermediate_size=80)),
+ 'cohere2_moe_sig':('cohere2_moe',dict(num_experts=6,num_experts_per_tok=2,num_shared_experts=1,sliding_window=24,shared_expert_combination_strategy='sum',expert_selection_fn='sigmoid',norm_topk_prob=False)),
+ 'cohere2_moe_rms':('cohere2_moe',dict(num_experts=6,num_experts_per_tok=2,sliding_window=24,rms_norm_eps=1e-6)),
+ 'granite_swa':('granite_swa',dict(sliding_window=24)), 'cohere2_moe':('cohere2_moe',dict(moeN,sliding_window=24)), 'kolibri1':('kolibri1',dict(moe,shared_expert_intermediate_size=48,sliding_window=24)),
  'nanochat':('nanochat',{}), 'xglm':('xglm',dict(N,d_model=64,ffn_dim=96,num_layers=3,attention_heads=4,hidden_size=None,num_hidden_layers=None,num_attention_heads=None)), 'gpt-sw3':('gpt-sw3',dict(N,n_embd=64,n_head=4,n_layer=3,n_positions=128)),
  'gpt_neox_japanese':('gpt_neox_japanese',dict(N,intermediate_multiple_size=2)), 'dbrx':('dbrx',dict(N,d_model=64,n_heads=4,n_layers=3,max_seq_len=128,attn_config=dict(kv_n_heads=2,clip_qkv=0.8,rope_theta=1e4),ffn_config=dict(ffn_hidden_size=48,moe_num_experts=6,moe_top_k=2,hidden_size=64),hidden_size=None,num_hidden_layers=None,num_attention_heads=None)),
  'granitemoe_bias':('granitemoe',dict(moeN,attention_bias=True)), 'llama_bias':('llama',dict(attention_bias=True,mlp_bias=True)), 'qwen3_sw':('qwen3',dict(use_sliding_window=True,sliding_window=24,max_window_layers=1,attention_bias=True)),
@@ -91,13 +101,32 @@ CASES={
 
 BASE=dict(vocab_size=160, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
   max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False)
+# models of images and text, of which the text part runs
+vis=dict(hidden_size=32,intermediate_size=48,num_hidden_layers=1,num_attention_heads=2,image_size=28,patch_size=14)
+T=lambda **more: dict(BASE,**more)
+rope=dict(rope_type='default',rope_theta=1e4,mrope_section=[2,3,3])
+CASES.update({
+ 'gemma3_vl':('gemma3',dict(text_config=T(model_type='gemma3_text',sliding_window=24),vision_config=dict(vis,model_type='siglip_vision_model'),mm_tokens_per_image=4,image_token_index=150,boi_token_index=151,eoi_token_index=152)),
+ 'mistral3_vl':('mistral3',dict(text_config=T(model_type='mistral',sliding_window=None),vision_config=dict(vis,model_type='pixtral',head_dim=16),image_token_index=150)),
+ 'llava':('llava',dict(text_config=T(model_type='llama'),vision_config=dict(vis,model_type='clip_vision_model'),image_token_index=150)),
+ 'fuyu':('fuyu',dict(text_config=T(model_type='persimmon',num_key_value_heads=4,qk_layernorm=True),patch_size=4,num_channels=1,image_size=28,vocab_size=160,hidden_size=64,intermediate_size=96,num_hidden_layers=3,num_attention_heads=4)),
+ 'qwen2_vl':('qwen2_vl',dict(text_config=T(rope_parameters=rope),vision_config=dict(depth=1,embed_dim=32,hidden_size=64,mlp_ratio=2,num_heads=2))),
+ 'qwen2_5_vl':('qwen2_5_vl',dict(text_config=T(rope_parameters=rope),vision_config=dict(depth=1,hidden_size=32,intermediate_size=48,num_heads=2,out_hidden_size=64))),
+ 'qwen3_vl':('qwen3_vl',dict(text_config=T(rope_parameters=dict(rope,mrope_interleaved=True)),vision_config=dict(depth=1,hidden_size=32,intermediate_size=48,num_heads=2,out_hidden_size=64,num_position_embeddings=16,deepstack_visual_indexes=[0]))),
+})
+def new_model(cfg):
+    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        try: return auto.from_config(cfg, attn_implementation=os.environ.get("ATTN","eager"))
+        except ValueError as e: why=e
+    raise why
 def build(mt, over, name):
     cls=CONFIG_MAPPING[mt]
-    kw=dict(BASE); kw.update(over)
+    kw=dict() if 'text_config' in over else dict(BASE)
+    kw.update(over)
     kw={k:v for k,v in kw.items() if v is not None}
     cfg=cls(**kw)
     torch.manual_seed(1)
-    m=AutoModelForCausalLM.from_config(cfg, attn_implementation=os.environ.get("ATTN","eager")).eval().float()
+    m=new_model(cfg).eval().float()
     g=torch.Generator().manual_seed(5)
     with torch.no_grad():
         for n,p in m.named_parameters():
@@ -120,7 +149,7 @@ def check(mt, over, name, lens=(1,17,60,100), tol=2e-3):
         return f"BUILD {type(e).__name__}: {str(e)[:200]}"
     rows=[];want={}
     g=torch.Generator().manual_seed(9)
-    V=cfg.vocab_size
+    V=min(cfg.get_text_config().vocab_size, 150) if 'text_config' in over else cfg.vocab_size
     try:
       for L in lens:
         ids=torch.randint(3,V,(1,L),generator=g)

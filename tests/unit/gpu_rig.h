@@ -1,9 +1,11 @@
 /* gpu_rig.h: an emulated GPU for tests of kernels: memory that ends at a guard page and starts as
- * NaN, lazy copies, poisoned shared memory. For tests that include it after cmocka. */
+ * NaN, lazy copies, poisoned shared memory; or the GPU that MR_TEST_DEVICE names. For tests that
+ * include it after cmocka. */
 #ifndef TESTS_UNIT_GPU_RIG_H
 #define TESTS_UNIT_GPU_RIG_H
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "io/mem.h"
@@ -69,8 +71,25 @@ static void rig_run(rig *r, mr_gpu_kernel k, mr_grid grid, const void *args) {
     fail_msg("%s: %s", r->dev->name, r->dev->why);
 }
 
+static void on_device_named(const char *name, void (*test)(rig *r)) {
+  mr_err err = MR_ERR_INIT;
+  rig r = {0};
+  if (mr_device_open(&r.dev, name, 4096, &err))
+    fail_msg("%s", err.text);
+  assert_int_equal(r.dev->ops->stream_new(r.dev, &r.stream), MR_OK);
+  test(&r);
+  rig_free_all(&r);
+  r.dev->ops->stream_free(r.dev, r.stream);
+  mr_device_close(r.dev);
+}
+
 /* On every machine, in every order of threads. */
 static void on_every_machine(void (*test)(rig *r)) {
+  const char *name = getenv("MR_TEST_DEVICE");
+  if (name && *name) {
+    on_device_named(name, test);
+    return;
+  }
   for (int machine = 0; machine < 3; machine++)
     for (int order = 0; order < 3; order++) {
       rig r;

@@ -112,7 +112,8 @@ static mr_code open_gpu(engine *e, mr_err *err) {
   }
   e->pages = (mr_kv_memory){.ctx = e->dev, .take = take_pages};
   assert_int_equal(mr_kv_open_on(&e->kv, &e->m->c, MR_KV_F32, 100, &e->pages, err), MR_OK);
-  return mr_forward_open_gpu(&e->f, e->m, e->dev, e->kv, MR_GPU_EXACT, MAX_TOKENS, MAX_TOKENS, err);
+  return mr_forward_open_gpu(&e->f, e->m, e->dev, e->kv, MR_GPU_EXACT, 0, MAX_TOKENS, MAX_TOKENS,
+                             err);
 }
 
 static mr_code engine_open(engine *e, const char *path, const char *isa, mr_err *err) {

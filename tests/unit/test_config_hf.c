@@ -55,6 +55,62 @@ static void refuses(void **state) {
   refused(text, "quantization \"odd\"");
 }
 
+static mr_config read_as(const char *type, const char *more) {
+  char text[1000];
+  mr_config c;
+  mr_err err = MR_ERR_INIT;
+  const char *rest = strchr(small, ','); /* after the model's type */
+  snprintf(text, sizeof text, "{\"model_type\":\"%s\"%.*s%s}", type, (int)strlen(rest) - 1, rest,
+           more);
+  temp_text("config.json", text);
+  if (mr_config_from_dir(&c, temp_dir, &err))
+    fail_msg("%s: %s", type, err.text);
+  return c;
+}
+
+#define REFUSED(type, more, words)                                                                 \
+  refused(                                                                                         \
+      "{\"num_hidden_layers\":2,\"hidden_size\":64,\"vocab_size\":99,\"num_attention_heads\":4,"   \
+      "\"model_type\":\"" type "\"" more "}",                                                      \
+      words)
+
+/* Values that lie in objects of their own, or are one a layer. */
+static void particular_keys(void **state) {
+  (void)state;
+  mr_config c = read_as("dbrx", ",\"attn_config\":{\"kv_n_heads\":1,\"clip_qkv\":8,"
+                                "\"rope_theta\":5e5},\"ffn_config\":{\"ffn_hidden_size\":48,"
+                                "\"moe_num_experts\":6,\"moe_top_k\":3}");
+  assert_int_equal(c.n_kv_heads, 1);
+  assert_true(c.clip_qkv == 8 && c.rope_base == 5e5f && c.arch.renorm);
+  assert_true(c.n_experts == 6 && c.n_experts_used == 3 && c.d_expert == 48 && c.d_shared == 0);
+  REFUSED("dbrx", ",\"ffn_config\":{\"moe_num_experts\":6}", "ffn_hidden_size is missing");
+  REFUSED("dbrx",
+          ",\"ffn_config\":{\"ffn_hidden_size\":48,\"moe_num_experts\":6,\"moe_top_k\":2,"
+          "\"moe_normalize_expert_weights\":2}",
+          "moe_normalize_expert_weights is not 1");
+  c = read_as("llava", ",\"tie_word_embeddings\":true,\"text_config\":{\"model_type\":\"llama\","
+                       "\"num_hidden_layers\":1,\"hidden_size\":32,\"vocab_size\":9,"
+                       "\"num_attention_heads\":4,\"tie_word_embeddings\":false}");
+  assert_true(c.tied == 1 && c.d_model == 32); /* the whole model's word counts */
+  c = read_as("granite_swa", ",\"sliding_window\":24,\"layer_rope_theta\":[5e4,0]");
+  assert_true(!c.windowed[0] && c.windowed[1] && !c.no_rope[0] && c.no_rope[1]);
+  assert_true(c.rope_base == 5e4f);
+  REFUSED("granite_swa",
+          ",\"layer_types\":[\"full_attention\",\"full_attention\"],"
+          "\"layer_rope_theta\":[5e4,1e4]",
+          "10000 in layer 1, but 50000");
+  c = read_as("granitemoehybrid", ",\"num_local_experts\":0,\"shared_intermediate_size\":48");
+  assert_true(c.n_experts == 0 && c.d_ff == 48 && c.arch.rope == MR_ROPE_NONE);
+  REFUSED("granitemoehybrid", ",\"layer_types\":[\"full_attention\",\"linear_attention\"]",
+          "layer 1 is of type \"linear_attention\"");
+  c = read_as("cohere2_moe", ",\"sliding_window\":24,\"num_experts\":6,\"num_experts_per_tok\":2,"
+                             "\"num_shared_experts\":1,\"expert_selection_fn\":\"sigmoid\","
+                             "\"norm_topk_prob\":false,\"rms_norm_eps\":1e-6,"
+                             "\"shared_expert_combination_strategy\":\"average\"");
+  assert_true(c.arch.norm == MR_NORM_RMS && c.arch.scoring == MR_SCORE_SIGMOID && !c.arch.renorm);
+  assert_true(c.route_scale == 0.5f && c.shared_scale == 0.5f);
+}
+
 /* Whatever stands for a value, the model is opened or refused with words. */
 static void any_value(const char *dir) {
   static const char *const values[] = {"null",  "-1", "0",   "1",  "7",    "4294967297", "1e300",
@@ -132,6 +188,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(defaults),
       cmocka_unit_test(refuses),
+      cmocka_unit_test(particular_keys),
       cmocka_unit_test(wrong_values),
       cmocka_unit_test(every_allocation_may_fail),
   };

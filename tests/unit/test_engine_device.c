@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "io/mem.h"
-#include "src/engine.h"
+#include "src/engine_int.h"
 #include "tests/unit/tiny_gguf.h"
 
 enum { ROWS = 5, PROMPT = 110, NEW = 12 };
@@ -63,6 +63,8 @@ static mr_request request(int i, int n_choices) {
   return r;
 }
 
+static double clock_s, busy_s; /* of sim's virtual clock in the last run */
+
 static void run(const mr_engine_opts *o, mr_result **results, mr_engine_stats *st) {
   mr_err err = MR_ERR_INIT;
   mr_engine *e;
@@ -83,6 +85,10 @@ static void run(const mr_engine_opts *o, mr_result **results, mr_engine_stats *s
       results[r->tag] = r;
   } while (next < ROWS || mr_engine_active(e));
   mr_engine_stats_get(e, st);
+  if (!strncmp(o->device, "sim", 3)) {
+    clock_s = mr_sim_seconds(e->device.dev);
+    busy_s = mr_sim_busy(e->device.dev);
+  }
   mr_engine_close(e);
 }
 
@@ -119,6 +125,8 @@ static void as_on_the_cpu(void **state) {
     o = options(devices[i]);
     run(&o, gpu, &st);
     same(cpu, gpu, false);
+    /* only the second choice's first token needs a row: its first one asked for another draw */
+    assert_true(st.rows_fetched <= 1 && st.logit_rows >= ROWS * NEW);
     drop(gpu);
   }
   drop(cpu);
@@ -220,6 +228,66 @@ static void bits_do_not_depend_on_memory(void **state) {
   }
 }
 
+enum { CROWD = 10, LONG = 80 };
+
+/* Many long rows at once; tokens of all in ids [CROWD, LONG]. */
+static void run_crowd(const mr_engine_opts *o, int32_t *ids, mr_engine_stats *st) {
+  mr_err err = MR_ERR_INIT;
+  mr_engine *e;
+  mr_result *r;
+  if (mr_engine_open(&e, o, prompter, &err))
+    fail_msg("open: %s", err.text);
+  int next = 0, done = 0;
+  while (done < CROWD) {
+    for (mr_code rc = MR_OK; next < CROWD && !rc; next += !rc) {
+      mr_request q = request(next % ROWS, 1);
+      q.tag = (uint64_t)next;
+      q.n_prompt = 20 + next;
+      q.sampling.max_tokens = LONG;
+      rc = mr_engine_admit(e, &q, &err);
+      assert_true(!rc || rc == MR_E_AGAIN);
+    }
+    if (mr_engine_step(e, &err))
+      fail_msg("step: %s", err.text);
+    for (; (r = mr_engine_collect(e)); done++) {
+      assert_int_equal(r->choices[0].n_ids, LONG);
+      memcpy(ids + r->tag * LONG, r->choices[0].ids, LONG * sizeof *ids);
+      mr_result_free(r);
+    }
+  }
+  mr_engine_stats_get(e, st);
+  clock_s = mr_sim_seconds(e->device.dev);
+  busy_s = mr_sim_busy(e->device.dev);
+  mr_engine_close(e);
+}
+
+/* Pages go to the disk and come back beside the steps, on engines of their own. */
+static void copies_run_beside_steps(void **state) {
+  (void)state;
+  static int32_t base[CROWD * LONG], ids[CROWD * LONG];
+  mr_engine_stats st;
+  mr_engine_opts o = options("sim");
+  o.compute = MR_COMPUTE_FAST;
+  run_crowd(&o, base, &st);
+  assert_int_equal(st.kv_spill_bytes, 0);
+  o.kv_memory = 12 << 13; /* 12 pages; all rows together have 35 */
+  o.kv_disk = 4 << 20;
+  o.spill_dir = "/tmp";
+  o.no_prefix_sharing = true;
+  o.kv_policy = MR_KV_SPILL;
+  const double rate = 7e8;
+  mr_sim_defaults = (mr_sim_opts){
+      .copy_bytes_per_s = rate, .copy_latency_s = 1e-6, .own_bytes_per_s = 1e12, .kernel_s = 2e-6};
+  run_crowd(&o, ids, &st);
+  mr_sim_defaults = (mr_sim_opts){0};
+  assert_memory_equal(base, ids, sizeof ids);
+  assert_true(st.kv_spill_bytes > 0 && st.kv_fetch_bytes > 0 && st.kv_failures == 0);
+  double copies = (double)(st.kv_spill_bytes + st.kv_fetch_bytes) / rate;
+  print_message("of %.2f ms of copies %.2f ms are hidden behind steps\n", copies * 1e3,
+                (busy_s - clock_s) * 1e3);
+  assert_true(busy_s - clock_s > copies / 2);
+}
+
 /* A step becomes smaller, then there are fewer pages, then it is told what is missing. */
 static void memory_is_planned(void **state) {
   (void)state;
@@ -239,6 +307,7 @@ static void memory_is_planned(void **state) {
   assert_int_equal(mr_engine_estimate(&o, &big, &err), MR_OK);
   assert_string_equal(big.scheme, "bf16");
   o.device_memory = big.packed_bytes / 100 * 108;
+  o.max_step_tokens = 12;
   if (mr_engine_estimate(&o, &small, &err))
     fail_msg("%s", err.text);
   assert_string_equal(small.scheme, "int8");
@@ -287,9 +356,13 @@ static void refusals(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(as_on_the_cpu),       cmocka_unit_test(types_near_the_cpu),
-      cmocka_unit_test(weights_of_few_bits), cmocka_unit_test(bits_do_not_depend_on_memory),
-      cmocka_unit_test(memory_is_planned),   cmocka_unit_test(refusals),
+      cmocka_unit_test(as_on_the_cpu),
+      cmocka_unit_test(types_near_the_cpu),
+      cmocka_unit_test(weights_of_few_bits),
+      cmocka_unit_test(bits_do_not_depend_on_memory),
+      cmocka_unit_test(copies_run_beside_steps),
+      cmocka_unit_test(memory_is_planned),
+      cmocka_unit_test(refusals),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }

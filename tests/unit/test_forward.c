@@ -18,6 +18,7 @@
 #define MAX_T 192
 #define N 100 /* tokens of the main sequence */
 #define D_MAX 512
+#define PAGES 64
 
 /* ------------------------------------------------------------------ random models */
 
@@ -354,9 +355,9 @@ static rig rig_open(const mr_model *m, const mr_kernels *k, mr_kv_type type, int
   mr_err err = MR_ERR_INIT;
   rig r = {.pool = mr_pool_new(threads, 0)};
   assert_non_null(r.pool);
-  assert_int_equal(mr_kv_open(&r.kv, &m->c, type, 40, &err), MR_OK);
+  assert_int_equal(mr_kv_open(&r.kv, &m->c, type, PAGES, &err), MR_OK);
   /* stale numbers in a page must not matter, not even NaN */
-  memset(mr_kv_page(r.kv, 0), 0xff, 40 * mr_kv_page_bytes(&m->c, type));
+  memset(mr_kv_page(r.kv, 0), 0xff, PAGES * mr_kv_page_bytes(&m->c, type));
   assert_int_equal(mr_forward_open(&r.f, m, k, r.pool, r.kv, MAX_T, MAX_T, &err), MR_OK);
   return r;
 }
@@ -643,6 +644,71 @@ static void branches(void **state) {
   free_model(&m);
 }
 
+enum { MEMBERS = 5, COMMON = 4 * 32 };
+
+/* Sequences of COMMON tokens, then i + 1 of their own, then three more in steps of one token each;
+ * logits of the last to out [MEMBERS, VOCAB]. With `share` they hold the first one's pages. Returns
+ * the bytes that attention read in the last step. */
+static double run_members(rig *r, bool share, float *out) {
+  mr_err err = MR_ERR_INIT;
+  mr_kv_seq s[MEMBERS];
+  int32_t tokens[COMMON + 32], own[MEMBERS][4];
+  mr_step_stats stats = {0};
+  make_tokens(tokens, COMMON + 32, 3);
+  for (int i = 0; i < MEMBERS; i++) {
+    assert_int_equal(mr_kv_seq_init(&s[i], CONTEXT, &err), MR_OK);
+    if (share && i > 0)
+      mr_kv_seq_share(r->kv, &s[i], &s[0], COMMON);
+    mr_run run = {.seq = &s[i], .tokens = tokens + s[i].len, .n = COMMON + i + 1 - s[i].len};
+    tokens[COMMON + i] = 7 * i + 1;
+    assert_int_equal(mr_kv_seq_reserve(r->kv, &s[i], run.n), MR_OK);
+    assert_int_equal(mr_forward_step(r->f, &run, 1, NULL, &err), MR_OK);
+  }
+  for (int step = 0; step < 3; step++) {
+    mr_run runs[MEMBERS];
+    for (int i = 0; i < MEMBERS; i++) { /* the batch's order is not that of the pages */
+      int m = (i * 3 + 1) % MEMBERS;
+      own[m][step] = 5 * m + step;
+      assert_int_equal(mr_kv_seq_reserve(r->kv, &s[m], 1), MR_OK);
+      runs[i] = (mr_run){.seq = &s[m], .tokens = &own[m][step], .n = 1, .want = all_wanted};
+    }
+    assert_int_equal(mr_forward_step(r->f, runs, MEMBERS, &stats, &err), MR_OK);
+  }
+  for (int i = 0; i < MEMBERS; i++)
+    memcpy(out + (size_t)((i * 3 + 1) % MEMBERS) * VOCAB, mr_forward_logits(r->f, i),
+           VOCAB * sizeof(float));
+  for (int i = 0; i < MEMBERS; i++)
+    mr_kv_seq_free(r->kv, &s[i]);
+  return stats.bytes;
+}
+
+/* Attention over pages that several sequences hold is computed for all of them together, where a
+ * table can: the same bits, fewer bytes. */
+static void shared_pages_are_read_once(void **state) {
+  (void)state;
+  mr_config c = llama();
+  c.window = 40;
+  c.windowed[1] = 1;
+  c.d_model = 192;
+  c.head_dim = c.head_dim_v = c.rope_dims = 32;
+  mr_model m;
+  make_model(&m, &c);
+  for (const char *const *name = mr_kernels_names(); *name; name++) {
+    const mr_kernels *k = mr_kernels_get(*name);
+    pack_model(&m, k, MR_SCHEME_F32);
+    for (mr_kv_type type = MR_KV_F32; type < MR_KV_TYPES; type++) {
+      rig r = rig_open(&m, k, type, 2);
+      double once = run_members(&r, true, got), each = run_members(&r, false, want);
+      if (memcmp(got, want, MEMBERS * VOCAB * sizeof *got) != 0)
+        fail_msg("%s kernels, kv type %d: other bits with shared pages", k->name, (int)type);
+      double pages = (MEMBERS - 1) * 2.0 / LAYERS * 4 * (double)mr_kv_size_of_page(r.kv);
+      assert_true(fabs(each - once - (k->attention_shared ? pages : 0)) < 1);
+      rig_close(&r);
+    }
+  }
+  free_model(&m);
+}
+
 static mr_code try_step(rig *r, mr_run run, mr_code code) {
   mr_err err = MR_ERR_INIT;
   int len = run.seq->len;
@@ -728,6 +794,7 @@ int main(void) {
       cmocka_unit_test(a_row_depends_on_its_sequence_alone),
       cmocka_unit_test(fast_is_near),
       cmocka_unit_test(branches),
+      cmocka_unit_test(shared_pages_are_read_once),
       cmocka_unit_test(bad_steps_are_refused),
       cmocka_unit_test(every_allocation_may_fail),
   };

@@ -456,6 +456,118 @@ static void rows_are_right(void **state) {
   on_every_machine(rows);
 }
 
+/* ------------------------------------------------------------------ the best of a row */
+
+enum { VOCAB = 700, LD = 704 };
+
+static bool better(const float *x, int i, int j) {
+  return x[i] > x[j] || (x[i] == x[j] && i < j);
+}
+
+static void check_sums(const rig *r, const float *x, int cols, const mr_gpu_ask *ask,
+                       const mr_gpu_best *b) {
+  double sum = 0, total = 0, below = 0, weight = 0;
+  int rank = 1;
+  for (int i = 0; i < cols; i++) {
+    double w = exp(((double)x[i] - b->max) * ask->inverse);
+    sum += exp((double)x[i] - b->max);
+    total += w;
+    below += i < b->drawn ? w : 0;
+    weight = i == b->drawn ? w : weight;
+    rank += ask->probe >= 0 && better(x, i, ask->probe);
+  }
+  close_to(r, "a sum of weights", b->sum, sum, 1e-5 * sum);
+  close_to(r, "a sum at a temperature", b->total, total, 1e-5 * total);
+  if (ask->u >= 0) {
+    assert_true(b->drawn >= 0 && b->drawn < cols && b->drawn_x == x[b->drawn] && weight > 0);
+    assert_true(ask->u * total >= below - 1e-5 * total);
+    assert_true(ask->u * total <= below + weight + 1e-5 * total);
+  } else {
+    assert_int_equal(b->drawn, -1);
+  }
+  if (ask->probe >= 0) {
+    assert_true(b->probe_x == x[ask->probe]);
+    assert_int_equal(b->rank, rank);
+  }
+}
+
+/* Kinds: random; many ties; two values only; hardly anything allowed; unusable rows. */
+static float logit(int kind, int i) {
+  float x = uniform() * 9;
+  switch (kind) {
+  case 1:
+    return floorf(x);
+  case 2:
+    return i % 3 ? 0.0f : -0.0f;
+  case 3:
+    return i % 100 == 7 ? x : -INFINITY;
+  case 4:
+    return i == 600 ? NAN : x;
+  case 5:
+    return i == 3 ? INFINITY : x;
+  case 6:
+    return -INFINITY;
+  default:
+    return x;
+  }
+}
+
+static void check_best(rig *r, int cols) {
+  enum { KINDS = 7 };
+  static float x[KINDS * LD];
+  static mr_gpu_best got[KINDS];
+  mr_gpu_ask ask[KINDS];
+  for (int k = 0; k < KINDS; k++) {
+    for (int i = 0; i < cols; i++)
+      x[k * LD + i] = logit(k, i);
+    ask[k] = (mr_gpu_ask){.u = k == 1   ? -1
+                               : k == 2 ? 0.9999
+                                        : 0.25 * (uniform() + 1),
+                          .inverse = k == 0 ? 1 : 0.7f,
+                          .probe = k == 3 ? -1 : (cols - 1) / (k + 1)};
+  }
+  mr_gpu_top a = {.x = rig_put(r, x, sizeof x),
+                  .ld = LD,
+                  .ask = rig_put(r, ask, sizeof ask),
+                  .out = rig_new(r, sizeof got),
+                  .cols = cols};
+  rig_run(r, MR_GPU_top,
+          (mr_grid){.blocks = {KINDS, 1, 1},
+                    .warps = MR_GPU_TOP_WARPS,
+                    .shared = MR_GPU_TOP_SHARED(cols)},
+          &a);
+  rig_get(r, got, a.out, sizeof got);
+  for (int k = 0; k < KINDS; k++) {
+    const mr_gpu_best *b = &got[k];
+    const float *row = x + k * LD;
+    bool usable = k < 4 && (k != 3 || cols > 7);
+    assert_int_equal(b->bad, !usable && (k != 4 || cols > 600) && (k != 5 || cols > 3));
+    if (b->bad)
+      continue;
+    assert_int_equal(b->n, cols < MR_GPU_BEST ? cols : MR_GPU_BEST);
+    for (int i = 0; i < b->n; i++) {
+      int above = 0;
+      for (int j = 0; j < cols; j++)
+        above += better(row, j, b->id[i]);
+      assert_int_equal(above, i);
+      assert_true(b->x[i] == row[b->id[i]]);
+    }
+    check_sums(r, row, cols, &ask[k], b);
+  }
+  rig_free_all(r);
+}
+
+static void best(rig *r) {
+  static const int cols[] = {VOCAB, 512, 70, 64, 5, 1};
+  for (size_t i = 0; i < sizeof cols / sizeof *cols; i++)
+    check_best(r, cols[i]);
+}
+
+static void the_best_are_right(void **state) {
+  (void)state;
+  on_every_machine(best);
+}
+
 /* ------------------------------------------------------------------ the emulator itself */
 
 static void barrier_twice(const void *p) {
@@ -519,9 +631,8 @@ static void emulator_finds_faults(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(products_are_right),
-      cmocka_unit_test(packing_is_right),
-      cmocka_unit_test(rows_are_right),
+      cmocka_unit_test(products_are_right),    cmocka_unit_test(packing_is_right),
+      cmocka_unit_test(rows_are_right),        cmocka_unit_test(the_best_are_right),
       cmocka_unit_test(emulator_finds_faults),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,6 @@
-/* The tiny models on emulated GPUs, in exact mode, against the reference values: every
- * architecture's flags through every kernel. Skipped without the data ($MR_DATA, see
- * conformance.h). */
+/* The tiny models on emulated GPUs, or on the one that MR_TEST_DEVICE names, in exact mode, against
+ * the reference values: every architecture's flags through every kernel. Skipped without the data
+ * ($MR_DATA, see conformance.h). */
 #include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -32,12 +32,13 @@ static void check_dir(void **state) {
           .order = (mr_emu_order)(turn / 3 % 3), .seed = (uint32_t)turn, .lazy = 1, .poison = 1}};
   turn++;
   reset();
+  on_device = getenv("MR_TEST_DEVICE");
   on_sim = &opts;
   if (engine_open(&e, dir, mr_kernels_best()->name, &err))
     fail_msg("%s: %s", dir, err.text);
   check_cases(&e, dir, PROBES, STEPS, dir);
   engine_close(&e);
-  report(machines[opts.machine]);
+  report(on_device ? on_device : machines[opts.machine]);
 }
 
 static void no_data(void **state) {

@@ -519,12 +519,57 @@ static void window_pages_on(const mr_kernels *k) {
   scene_free(&s);
 }
 
+/* Tokens of several sequences that begin with the same pages, together and one by one. */
+static void shared_of(const mr_kernels *k, scene *s, int blocks) {
+  enum { MEMBERS = 7 };
+  const uint8_t *other[16]; /* odd members': the same beginning, then pages in another order */
+  mr_attn a[MEMBERS];
+  size_t ld = s->a.out_ld;
+  float *want = take(MEMBERS * ld * 4), *got = take(MEMBERS * ld * 4);
+  for (int i = 0; i < 16; i++)
+    other[i] = s->pages[i < blocks || i >= s->len / 32 ? i : s->len / 32 - 1 - i + blocks];
+  for (int i = 0; i < MEMBERS; i++) {
+    a[i] = s->a;
+    a[i].pos0 = i % 3 == 0 ? blocks * 32 + i : s->len - 1 - 5 * i;
+    a[i].n_q = 1;
+    a[i].q += (size_t)a[i].pos0 * ld;
+    a[i].pages = i % 2 ? other : s->pages;
+    a[i].out = want + (size_t)i * ld;
+    for (int h = 0; h < a[i].n_kv_heads; h++)
+      k->attention(&a[i], h, 0, 1, s->scratch);
+    a[i].out = got + (size_t)i * ld;
+  }
+  for (int h = 0; h < s->a.n_kv_heads; h++)
+    k->attention_shared(a, MEMBERS, blocks, h, s->scratch);
+  assert_memory_equal(want, got, MEMBERS * ld * 4);
+  free(want), free(got);
+}
+
+static void shared_on(const mr_kernels *k) {
+  static const int dims[] = {64, 80, 128, 32};
+  for (int type = MR_KV_F32; k->attention_shared != NULL && type <= MR_KV_FP8; type++) {
+    scene s;
+    if (mr_kv_packs((mr_kv_type)type))
+      continue;
+    scene_new(&s, k, 6, 2, dims[type % 4], 350, (mr_kv_type)type);
+    for (int i = 0; i < 16; i++)
+      s.slopes[i] = 0.001f * (float)(i + 1);
+    for (int blocks = 4; blocks <= 8; blocks += 4) {
+      shared_of(k, &s, blocks);
+      s.a.slopes = s.slopes, s.a.sinks = s.sinks, s.a.softcap = 4.0f;
+      shared_of(k, &s, blocks);
+    }
+    scene_free(&s);
+  }
+}
+
 static void attention_is_right(void **state) {
   (void)state;
   on_every_table(attention_on);
   on_every_table(variants_on);
   on_every_table(long_on);
   on_every_table(window_pages_on);
+  on_every_table(shared_on);
 }
 
 /* Other pages, other company: the tokens of one sequence are never touched by garbage beside them.
@@ -794,30 +839,36 @@ static void elementwise_is_right(void **state) {
 }
 
 /* ------------------------------------------------------------------ over the vocabulary */
+static void argmax_of(const mr_kernels *k, int n) {
+  float *x = random_floats((size_t)n, 5.0f);
+  int best = 0, bad;
+  for (int i = 1; i < n; i++)
+    if (x[i] > x[best])
+      best = i;
+  assert_int_equal(k->argmax(x, n, &bad), best);
+  assert_int_equal(bad, 0);
+  x[n - 1] = x[best]; /* a tie: the lower index */
+  x[n / 2] = best < n / 2 ? -INFINITY : x[n / 2];
+  assert_int_equal(k->argmax(x, n, &bad), best);
+  assert_int_equal(bad, 0);
+  x[n / 3] = NAN;
+  int i = k->argmax(x, n, &bad);
+  assert_true(bad == 1 && i >= 0 && i < n);
+  x[n / 3] = INFINITY;
+  (void)k->argmax(x, n, &bad);
+  assert_int_equal(bad, 1);
+  for (int j = 0; j < n; j++)
+    x[j] = -INFINITY;
+  assert_int_equal(k->argmax(x, n, &bad), 0);
+  free(x);
+}
+
 static void argmax_on(const mr_kernels *k) {
-  for (int n = 1; n < 200; n++) {
-    float *x = random_floats((size_t)n, 5.0f);
-    int best = 0, bad;
-    for (int i = 1; i < n; i++)
-      if (x[i] > x[best])
-        best = i;
-    assert_int_equal(k->argmax(x, n, &bad), best);
-    assert_int_equal(bad, 0);
-    x[n - 1] = x[best]; /* a tie: the lower index */
-    x[n / 2] = best < n / 2 ? -INFINITY : x[n / 2];
-    assert_int_equal(k->argmax(x, n, &bad), best);
-    assert_int_equal(bad, 0);
-    x[n / 3] = NAN;
-    int i = k->argmax(x, n, &bad);
-    assert_true(bad == 1 && i >= 0 && i < n);
-    x[n / 3] = INFINITY;
-    (void)k->argmax(x, n, &bad);
-    assert_int_equal(bad, 1);
-    for (int j = 0; j < n; j++)
-      x[j] = -INFINITY;
-    assert_int_equal(k->argmax(x, n, &bad), 0);
-    free(x);
-  }
+  static const int many[] = {4095, 4096, 4097, 8200, 49152};
+  for (int n = 1; n < 200; n++)
+    argmax_of(k, n);
+  for (size_t i = 0; i < 4 * sizeof many / sizeof *many; i++) /* the largest is anywhere */
+    argmax_of(k, many[i / 4]);
 }
 
 static void logsumexp_on(const mr_kernels *k) {

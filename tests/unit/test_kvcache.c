@@ -259,11 +259,38 @@ static void own_pages(void **state) {
   mr_kv_close(q4);
 }
 
+/* Pages that nobody has had are held back; those that were had come and go. */
+static void held_back(void **state) {
+  (void)state;
+  mr_kv *kv = open_kv(PAGES);
+  mr_kv_seq a, b;
+  mr_err err = MR_ERR_INIT;
+  assert_int_equal(mr_kv_seq_init(&a, MAX_LEN, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_init(&b, MAX_LEN, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_reserve(kv, &a, 3 * MR_KV_BLOCK), MR_OK);
+  mr_kv_seq_release(kv, &a);
+  assert_int_equal(mr_kv_seq_reserve(kv, &a, MR_KV_BLOCK), MR_OK);
+  mr_kv_hold_back(kv, true);
+  assert_int_equal(mr_kv_total_pages(kv), 3);
+  assert_int_equal(mr_kv_most_pages(kv), PAGES);
+  assert_int_equal(mr_kv_free_pages(kv), 2);
+  assert_int_equal(mr_kv_seq_reserve(kv, &b, 2 * MR_KV_BLOCK + 1), MR_E_AGAIN);
+  assert_int_equal(mr_kv_seq_reserve(kv, &b, 2 * MR_KV_BLOCK), MR_OK);
+  assert_int_equal(mr_kv_free_pages(kv), 0);
+  mr_kv_seq_free(kv, &a);
+  assert_int_equal(mr_kv_free_pages(kv), 1);
+  mr_kv_hold_back(kv, false);
+  assert_int_equal(mr_kv_free_pages(kv), PAGES - 2);
+  mr_kv_seq_free(kv, &b);
+  mr_kv_close(kv);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(random_operations),
       cmocka_unit_test(copies_the_shared_last_page_only),
       cmocka_unit_test(limits),
+      cmocka_unit_test(held_back),
       cmocka_unit_test(sizes),
       cmocka_unit_test(every_allocation_may_fail),
       cmocka_unit_test(own_pages),

@@ -10,8 +10,10 @@
 #include "conformance.h"
 #include "gguf_builder.h"
 #include "io/mem.h"
+#include "io/safetensors_write.h"
 #include "io/sys.h"
 #include "src/model.h"
+#include "temp.h"
 
 static mr_model *opened(build *b) {
   mr_err e = MR_ERR_INIT;
@@ -323,13 +325,9 @@ static void sample(const void *p, size_t len) {
 
 /* At most 1.1 times the packed weights and one tensor; what is mapped does not count, and a packed
  * tensor's pages leave memory. */
-static void memory_of_loading(void **state) {
-  (void)state;
+static void check_memory(const char *path, double tensor) {
   mr_err e = MR_ERR_INIT;
   mr_model *m;
-  const char *path = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
-  if (access(path, R_OK) || !anonymous_kib())
-    skip();
   hooked = mr_sys_os;
   hooked.unload = sample;
   base_kib = peak_kib = anonymous_kib();
@@ -337,12 +335,112 @@ static void memory_of_loading(void **state) {
   assert_int_equal(mr_model_open(&m, path, &e), MR_OK);
   assert_int_equal(mr_model_pack(m, mr_kernels_best(), MR_SCHEME_I8, NULL, &e), MR_OK);
   mr_sys_now = &mr_sys_os;
-  double packed = (double)m->packed_bytes, tensor = (double)m->embed.n * (double)m->embed.row_bytes;
-  double peak = 1024.0 * (double)(peak_kib - base_kib);
+  double packed = (double)m->packed_bytes, peak = 1024.0 * (double)(peak_kib - base_kib);
   print_message("packed %.1f MB, peak of anonymous memory %.1f MB\n", packed / 1e6, peak / 1e6);
   if (peak > 1.1 * packed + tensor)
     fail_msg("%.0f bytes of anonymous memory for %.0f packed ones", peak, packed);
   mr_model_close(m);
+}
+
+static void memory_of_loading(void **state) {
+  (void)state;
+  const char *path = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
+  if (access(path, R_OK) || !anonymous_kib())
+    skip();
+  check_memory(path, 49152.0 * 576 * 5 / 8);
+}
+
+/* A directory of F16 tensors that are all zero. */
+static const char *zeros_dir(const char *config, const char *const *names, const int64_t (*dims)[2],
+                             int n) {
+  mr_err e = MR_ERR_INIT;
+  mr_st_writer *w;
+  static const uint8_t zeros[1 << 16];
+  temp_text("config.json", config);
+  assert_int_equal(mr_st_write_open(&w, temp_path("model.safetensors"), &e), MR_OK);
+  for (int i = 0; i < n; i++)
+    mr_st_write_tensor(w, names[i], MR_F16, dims[i][1] ? 2 : 1, dims[i]);
+  assert_int_equal(mr_st_write_begin(w, &e), MR_OK);
+  for (int i = 0; i < n; i++)
+    for (int64_t left = dims[i][0] * (dims[i][1] ? dims[i][1] : 1) * 2; left > 0;) {
+      size_t part = left < (int64_t)sizeof zeros ? (size_t)left : sizeof zeros;
+      assert_int_equal(mr_st_write_data(w, zeros, part, &e), MR_OK);
+      left -= (int64_t)part;
+    }
+  assert_int_equal(mr_st_write_finish(w, &e), MR_OK);
+  mr_st_write_free(w);
+  return temp_dir;
+}
+
+/* The head of a model of text and images stands outside the text's layers. One that is nowhere is
+ * not taken for the embedding where config.json says that it is not. */
+static void head_beside_the_text(void **state) {
+  (void)state;
+#define TEXT "language_model.model."
+#define LAYER TEXT "layers.0."
+  static const char *const names[] = {"language_model.lm_head.weight",
+                                      TEXT "embed_tokens.weight",
+                                      TEXT "norm.weight",
+                                      LAYER "input_layernorm.weight",
+                                      LAYER "post_attention_layernorm.weight",
+                                      LAYER "self_attn.q_proj.weight",
+                                      LAYER "self_attn.k_proj.weight",
+                                      LAYER "self_attn.v_proj.weight",
+                                      LAYER "self_attn.o_proj.weight",
+                                      LAYER "mlp.gate_proj.weight",
+                                      LAYER "mlp.up_proj.weight",
+                                      LAYER "mlp.down_proj.weight"};
+  static const int64_t dims[][2] = {{32, 64}, {32, 64}, {32, 0},  {32, 0},  {32, 0},  {32, 32},
+                                    {32, 32}, {32, 32}, {32, 32}, {32, 48}, {32, 48}, {48, 32}};
+  static const char config[] =
+      "{\"model_type\": \"llava\", \"tie_word_embeddings\": false, \"text_config\": {"
+      "\"model_type\": \"llama\", \"num_hidden_layers\": 1, \"hidden_size\": 32,"
+      "\"vocab_size\": 64, \"intermediate_size\": 48, \"num_attention_heads\": 2}}";
+  mr_err e = MR_ERR_INIT;
+  mr_model *m;
+  assert_int_equal(mr_model_open(&m, zeros_dir(config, names, dims, 12), &e), MR_OK);
+  assert_false(mr_model_tied(m));
+  assert_int_equal(m->n_unused, 0);
+  mr_model_close(m);
+  assert_int_equal(mr_model_open(&m, zeros_dir(config, names + 1, dims + 1, 11), &e), MR_E_DATA);
+  assert_non_null(strstr(e.text, "the output head is missing"));
+}
+
+/* The products of latent attention exist as panels only. */
+static void memory_of_latent_attention(void **state) {
+  (void)state;
+  static const struct {
+    const char *stem;
+    int64_t dims[2]; /* cols, rows */
+  } layer[] = {{"input_layernorm", {512, 0}},
+               {"post_attention_layernorm", {512, 0}},
+               {"self_attn.q_proj", {512, 8 * 96}},
+               {"self_attn.kv_a_proj_with_mqa", {512, 288}},
+               {"self_attn.kv_a_layernorm", {256, 0}},
+               {"self_attn.kv_b_proj", {256, 8 * 128}},
+               {"self_attn.o_proj", {512, 512}},
+               {"mlp.gate_proj", {512, 256}},
+               {"mlp.up_proj", {512, 256}},
+               {"mlp.down_proj", {256, 512}}};
+  enum { LAYERS = 4, EACH = sizeof layer / sizeof *layer, ALL = LAYERS * EACH + 3 };
+  static char text[ALL][80];
+  const char *names[ALL] = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"};
+  int64_t dims[ALL][2] = {{512, 64}, {512, 0}, {512, 64}};
+  for (int i = 3; i < ALL; i++) {
+    int at = (i - 3) % EACH;
+    snprintf(text[i], sizeof text[i], "model.layers.%d.%s.weight", (i - 3) / EACH, layer[at].stem);
+    names[i] = text[i];
+    memcpy(dims[i], layer[at].dims, sizeof dims[i]);
+  }
+  if (!anonymous_kib())
+    skip();
+  check_memory(zeros_dir("{\"model_type\": \"deepseek_v2\", \"num_hidden_layers\": 4,"
+                         " \"hidden_size\": 512, \"vocab_size\": 64, \"intermediate_size\": 256,"
+                         " \"num_attention_heads\": 8, \"kv_lora_rank\": 256,"
+                         " \"qk_nope_head_dim\": 64, \"qk_rope_head_dim\": 32,"
+                         " \"v_head_dim\": 64, \"max_position_embeddings\": 64}",
+                         names, (const int64_t(*)[2])dims, ALL),
+               1024.0 * 256 * 4);
 }
 
 int main(void) {
@@ -358,6 +456,8 @@ int main(void) {
       cmocka_unit_test(every_allocation_may_fail),
       cmocka_unit_test(conformance_models),
       cmocka_unit_test(memory_of_loading),
+      cmocka_unit_test_setup_teardown(head_beside_the_text, temp_begin, temp_end),
+      cmocka_unit_test_setup_teardown(memory_of_latent_attention, temp_begin, temp_end),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,6 +9,7 @@
 
 #include "conformance.h"
 #include "io/json.h"
+#include "io/mem.h"
 #include "jobs/preflight.h"
 #include "row_model.h"
 #include "temp.h"
@@ -95,6 +96,43 @@ static void repeated_ids_can_be_refused(void **state) {
   assert_int_equal(e.code, MR_E_DATA);
   assert_int_equal(e.line, 2);
   assert_non_null(strstr(e.text, "\"x\""));
+}
+
+/* Several batches of lines, read by several threads: the plan is that of one. */
+static void threads_read_the_same(void **state) {
+  (void)state;
+  enum { LINES = 700 };
+  mr_text t = {0};
+  mr_preflight_stats s;
+  mr_err e;
+  mr_job j;
+  char *one = NULL;
+  for (int i = 0; i < LINES; i++) {
+    if (i % 50 == 7)
+      mr_text_adds(&t, "nonsense");
+    else
+      mr_text_addf(&t, "{\"prompt\":\"%.*s\",\"id\":\"%d\"}", i % 26, "abcdefghijklmnopqrstuvwxyz",
+                   i % 600);
+    mr_text_adds(&t, i % 3 ? "\n" : "\n\n");
+  }
+  char path[256];
+  const char *in = path;
+  snprintf(path, sizeof path, "%s", temp_text("many.jsonl", t.data));
+  for (int threads = 1; threads <= 3; threads++) {
+    mr_job_init(&j);
+    j.threads = threads;
+    mr_plan *p = flight(&j, prompter, &in, 1, &s, &e);
+    if (!p)
+      fail_msg("%d threads: %s", threads, e.text);
+    assert_int_equal(mr_plan_rows(p), LINES);
+    const char *now = summary(p);
+    if (!one)
+      one = mr_mem_copy(now, strlen(now));
+    assert_string_equal(now, one);
+    mr_plan_close(p);
+  }
+  mr_mem_free(one);
+  mr_text_free(&t);
 }
 
 static void long_lines_are_error_rows(void **state) {
@@ -234,6 +272,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(files_in_order_with_their_lines),
       cmocka_unit_test(repeated_ids_can_be_refused),
+      cmocka_unit_test(threads_read_the_same),
       cmocka_unit_test(long_lines_are_error_rows),
       cmocka_unit_test(it_can_be_stopped),
       cmocka_unit_test(broken_job_files),

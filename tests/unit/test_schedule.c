@@ -12,6 +12,8 @@
 #include "jobs/schedule.h"
 #include "temp.h"
 
+static const uint32_t *row_adapters; /* of each row, from 1; NULL: none */
+
 /* A plan of rows with these lengths; -1: a bad row. A row's prompt begins with as many tokens of
  * its head as `head` says, and goes on with its own number; NULL: they are all alike. */
 typedef struct start {
@@ -29,6 +31,7 @@ static mr_plan *plan_with(const int *lengths, const start *starts, int n) {
     bool bad = lengths[i] < 0;
     mr_plan_record rec = {.e = {.n_prompt = bad ? 0 : lengths[i],
                                 .n_out = bad ? 0 : 1,
+                                .adapter = row_adapters ? row_adapters[i] : 0,
                                 .kind = bad ? MR_ROW_BAD : MR_ROW_PLAIN},
                           .json = "{}",
                           .json_len = 2,
@@ -150,6 +153,22 @@ static void groups_inside_groups(void **state) {
   mr_plan_close(p);
 }
 
+/* Rows of one adapter hang together whatever else they share or how long they are; those of the one
+ * with the longest row first; inside, long before short. */
+static void rows_of_an_adapter_come_together(void **state) {
+  (void)state;
+  static const uint32_t adapter[] = {0, 2, 1, 2, 0, 1, 2, 0, 0};
+  const int lengths[] = {310, 2000, 400, 300, 900, 500, 300, -1, 300};
+  const start starts[] = {{1, 96}, {0, 0},  {1, 96}, {1, 96}, {0, 0},
+                          {1, 96}, {1, 96}, {0, 0},  {1, 96}};
+  const int want[] = {7, 1, 3, 6, 4, 0, 8, 5, 2};
+  row_adapters = adapter;
+  mr_plan *p = plan_with(lengths, starts, 9);
+  row_adapters = NULL;
+  order_is(p, NULL, want, 9);
+  mr_plan_close(p);
+}
+
 /* The order is the same whether it was found in memory or through files. */
 static void files_change_nothing(void **state) {
   (void)state;
@@ -202,6 +221,7 @@ int main(void) {
       cmocka_unit_test(every_row_comes_once),
       cmocka_unit_test(rows_that_begin_alike_come_together),
       cmocka_unit_test(groups_inside_groups),
+      cmocka_unit_test(rows_of_an_adapter_come_together),
       cmocka_unit_test(files_change_nothing),
       cmocka_unit_test(a_full_disk_is_told),
   };

@@ -15,12 +15,16 @@
 #include <stdio.h>
 #include <string.h>
 
+#ifndef TINY_GGUF_LAYERS
+#define TINY_GGUF_LAYERS 2
+#endif
+
 enum {
   TINY_EOS = 256,
   TINY_VOCAB = 300,
   TINY_DIM = 64,
   TINY_FF = 96,
-  TINY_LAYERS = 2,
+  TINY_LAYERS = TINY_GGUF_LAYERS,
   TINY_HEADS = 4,
   TINY_KV_HEADS = 2,
   TINY_HEAD = 16,
@@ -173,7 +177,7 @@ static float tiny_random(uint64_t *state) {
 
 /* Returns 0 on failure. */
 static int tiny_gguf_write(const char *path, int nan_id) {
-  tiny_tensor t[32];
+  tiny_tensor t[3 + 10 * TINY_LAYERS];
   int n = tiny_list(t);
   uint64_t at = 0, state = 20251129;
   FILE *f = fopen(path, "wb");
