@@ -4,7 +4,7 @@
  * below. Taking an item is a compare-and-swap on it, so a worker that wakes late can never take an
  * item of a run that is over, and nobody waits for workers that had no item: a run ends when its
  * last item has.
- *   1. fn, ctx and n_items change only while no item is pending.
+ *   1. fn, ctx, n_items and the parts change only while no item is pending.
  *   2. They are read only by a worker that holds an item (so, by 1, they are stable).
  */
 #include "kernels/pool.h"
@@ -29,6 +29,11 @@ struct worker {
   int index;
 };
 
+struct part { /* of the items; parts only shrink */
+  _Alignas(64) _Atomic int next;
+  int end;
+};
+
 struct mr_pool {
   _Alignas(64) _Atomic uint64_t work;    /* run << 32 | items not yet taken */
   _Alignas(64) _Atomic uint32_t pending; /* items not yet finished */
@@ -39,6 +44,8 @@ struct mr_pool {
   mr_pool_fn fn;
   void *ctx;
   int n_items;
+  int in_parts;
+  struct part *parts; /* [threads] */
   int threads, spins;
   int pinned;             /* the caller's thread was bound to a CPU: */
   cpu_set_t before;       /* what it might use before */
@@ -59,13 +66,25 @@ static inline void relax(void) {
 #endif
 }
 
+/* The next item of the worker's part, or of another's. One is left for each worker that may take
+ * one, and never in a part that was found empty. */
+static int item_of_part(mr_pool *p, int worker) {
+  for (;; worker = worker + 1 < p->threads ? worker + 1 : 0) {
+    struct part *part = &p->parts[worker];
+    int item = atomic_fetch_add(&part->next, 1);
+    if (item < part->end)
+      return item;
+  }
+}
+
 /* Takes and runs items until none is left to take. */
 static void drain(mr_pool *p, int worker) {
   uint64_t w = atomic_load(&p->work);
   while ((uint32_t)w != 0) {
     if (!atomic_compare_exchange_weak(&p->work, &w, w - 1))
       continue;
-    p->fn(p->ctx, p->n_items - (int)(uint32_t)w, worker);
+    int item = p->in_parts ? item_of_part(p, worker) : p->n_items - (int)(uint32_t)w;
+    p->fn(p->ctx, item, worker);
     if (atomic_fetch_sub(&p->pending, 1) == 1 && atomic_load(&p->caller_sleeps))
       futex_wake(&p->pending, 1);
     w = atomic_load(&p->work);
@@ -113,7 +132,7 @@ static void wake_workers(mr_pool *p, int n) {
     futex_wake(&p->runs, n);
 }
 
-void mr_pool_run(mr_pool *p, mr_pool_fn fn, void *ctx, int n_items) {
+static void run_items(mr_pool *p, mr_pool_fn fn, void *ctx, int n_items, int in_parts) {
   if (n_items <= 0)
     return;
   if (p->threads == 1 || n_items == 1) {
@@ -124,12 +143,26 @@ void mr_pool_run(mr_pool *p, mr_pool_fn fn, void *ctx, int n_items) {
   p->fn = fn;
   p->ctx = ctx;
   p->n_items = n_items;
+  p->in_parts = in_parts;
+  for (int i = 0; in_parts && i < p->threads; i++) {
+    atomic_store_explicit(&p->parts[i].next, (int)((int64_t)n_items * i / p->threads),
+                          memory_order_relaxed);
+    p->parts[i].end = (int)((int64_t)n_items * (i + 1) / p->threads);
+  }
   atomic_store(&p->pending, (uint32_t)n_items);
   uint64_t run = (atomic_load(&p->work) >> 32) + 1;
   atomic_store(&p->work, run << 32 | (uint32_t)n_items);
   wake_workers(p, n_items - 1);
   drain(p, 0);
   wait_for_end(p);
+}
+
+void mr_pool_run(mr_pool *p, mr_pool_fn fn, void *ctx, int n_items) {
+  run_items(p, fn, ctx, n_items, 0);
+}
+
+void mr_pool_run_parts(mr_pool *p, mr_pool_fn fn, void *ctx, int n_items) {
+  run_items(p, fn, ctx, n_items, 1);
 }
 
 /* The i-th CPU that this process may use, counted around. */
@@ -183,12 +216,14 @@ mr_pool *mr_pool_new(int threads, int pin) {
     return NULL;
   *p = (mr_pool){.threads = threads, .spins = threads <= mr_pool_cpus() ? SPINS : 0};
   p->workers = calloc((size_t)threads, sizeof *p->workers);
-  int started = p->workers != NULL ? start_workers(p, pin) : -1;
+  p->parts = aligned_alloc(64, (size_t)threads * sizeof *p->parts);
+  int started = p->workers != NULL && p->parts != NULL ? start_workers(p, pin) : -1;
   if (started == threads - 1)
     return p;
   if (started >= 0)
     stop_workers(p, started);
   free(p->workers);
+  free(p->parts);
   free(p);
   return NULL;
 }
@@ -198,6 +233,7 @@ void mr_pool_free(mr_pool *p) {
     return;
   stop_workers(p, p->threads - 1);
   free(p->workers);
+  free(p->parts);
   free(p);
 }
 

@@ -22,6 +22,10 @@ mr_pool *mr_pool_new(int threads, int pin); /* NULL: threads could not be had. p
 void mr_pool_free(mr_pool *p);
 int mr_pool_threads(const mr_pool *p);
 void mr_pool_run(mr_pool *p, mr_pool_fn fn, void *ctx, int n_items);
+/* The same, but each worker walks in order through a part of the items of its own, and then helps
+ * the others with theirs: for items whose neighbours share what lies in a worker's caches. Runs of
+ * as many items give each worker the same part. */
+void mr_pool_run_parts(mr_pool *p, mr_pool_fn fn, void *ctx, int n_items);
 
 /* CPUs this process may use (affinity and cgroup quota). */
 int mr_pool_cpus(void);

@@ -2,10 +2,11 @@
  * takes it, once for all matrices that read it; then the matrices' panels are multiplied.
  *
  * A GEMM work item is (rows r0..r1-1) x (panels p0..p1-1 of one matrix), numbered block of rows by
- * block. Each worker walks through a part of them of its own, in order. With few rows all work on
- * one block, and a panel of weights is read once; with many a worker has a block of its own, whose
- * rows it packed itself and whose results it reads next, so that both stay in its L2 cache. How the
- * work is cut changes no bits: a row's sums do not depend on it. */
+ * block. Each worker walks through a part of them of its own, so that what a GEMM fetches past its
+ * last panel is what its worker needs next. With few rows all work on one block, and a panel of
+ * weights is read once; with many a worker has a block of its own, whose rows it packed itself and
+ * whose results it reads next, so that both stay in its L2 cache. How the work is cut changes no
+ * bits: a row's sums do not depend on it. */
 #include "src/backend_cpu_lora.h"
 
 #include <math.h>
@@ -73,17 +74,8 @@ static const float *input_row(const job *j, int i, float *line) {
   return x;
 }
 
-/* Which of n items is done as the `at`-th: as workers take turns, each walks in order through a
- * part of its own, so that what a GEMM fetches past its last panel is what its worker needs next.
- */
-static int in_turn(const job *j, int at, int n) {
-  int workers = j->c->workers, worker = at % workers, rest = n % workers;
-  return worker * (n / workers) + (worker < rest ? worker : rest) + at / workers;
-}
-
 static void pack_rows(void *ctx, int item, int worker) {
   const job *j = ctx;
-  item = in_turn(j, item, (j->rows + j->chunk - 1) / j->chunk);
   float *line = j->c->line + (size_t)worker * j->c->line_ld;
   int stop = (item + 1) * j->chunk < j->rows ? (item + 1) * j->chunk : j->rows;
   for (int i = item * j->chunk; i < stop; i++) {
@@ -105,7 +97,6 @@ static void multiply(void *ctx, int item, int worker) {
   const job *j = ctx;
   const mr_linear *op = j->op;
   (void)worker;
-  item = in_turn(j, item, j->items);
   int block = item / j->first[op->n], at = item % j->first[op->n], i = 0;
   while (at >= j->first[i + 1])
     i++;
@@ -167,10 +158,10 @@ void mr_cpu_linear(mr_backend *b, const mr_linear *op) {
     mr_pool_run(c->pool, copy_rows, &j, (j.rows + j.chunk - 1) / j.chunk);
     b->tap->see(b->tap->ctx, op->w[0], b->tap->rows, j.rows, j.k);
   }
-  mr_pool_run(c->pool, pack_rows, &j, (j.rows + j.chunk - 1) / j.chunk);
+  mr_pool_run_parts(c->pool, pack_rows, &j, (j.rows + j.chunk - 1) / j.chunk);
   double start = mr_sys_seconds();
   cut(&j);
-  mr_pool_run(c->pool, multiply, &j, j.items);
+  mr_pool_run_parts(c->pool, multiply, &j, j.items);
   b->stats.gemm_s += mr_sys_seconds() - start;
   count(&j);
   mr_cpu_lora_linear(c, mr_cpu_lora_rows_of(c->lora, op), op);

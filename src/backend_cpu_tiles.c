@@ -1,11 +1,10 @@
 /* How a step's attention is cut. A tile is the new tokens of one run that lie in one KV page. A
  * group is one tile, or single tokens (decoding) whose sequences begin with the same pages: these
  * are met by all of them together. A unit is a group and a kv head; a work item is some units one
- * after the other, enough items for each worker to balance, and no more, as within an item the next
- * unit's keys are asked for while one is in work. */
+ * after the other: within it the next unit's keys are asked for while one is in work. */
 #include "src/backend_cpu.h"
 
-#define ITEMS_A_WORKER 16
+#define SHARE 4         /* a work item is what is left over the workers times this */
 #define LEAST_MEMBERS 8 /* of a group that is made smaller so that each worker has one */
 #define SPAN_TOKENS (MR_ATTN_SPAN * MR_KV_BLOCK)
 
@@ -142,17 +141,20 @@ static void order_groups(mr_cpu *c) {
     c->ordered[count[log2_floor(group_keys(c, &c->groups[i]))]++] = c->groups[i];
 }
 
+/* Large items first, ever smaller ones to the end (guided self-scheduling, Polychronopoulos and
+ * Kuck 1987). */
 static void cut_units(mr_cpu *c) {
   int heads = c->m->c.n_kv_heads;
-  double all = 0, part = 0;
+  double left = 0, part = 0, most = 0;
   for (int i = 0; i < c->n_groups; i++)
-    all += heads * group_keys(c, &c->ordered[i]);
-  double most = all / (c->workers * ITEMS_A_WORKER);
+    left += heads * group_keys(c, &c->ordered[i]);
   c->n_cuts = 0;
   for (int i = 0; i < c->n_groups; i++) {
     double work = group_keys(c, &c->ordered[i]);
     for (int h = 0; h < heads; h++, part += work)
       if (c->n_cuts == 0 || part + work > most) {
+        left -= part;
+        most = left / (c->workers * SHARE);
         c->cuts[c->n_cuts++] = i * heads + h;
         part = 0;
       }

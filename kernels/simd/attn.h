@@ -486,10 +486,10 @@ static void attn_end(const attn_work *w, int t, float *out) {
   for (int h = 0; h < w->group; h++) {
     size_t row = (size_t)(t * w->group + h);
     float *to = out + (size_t)(w->kv_head * w->group + h) * (size_t)w->dim;
-    vf sum = vset1(vreduce_add(vload(w->sum + row * 16)));
+    vf inverse = vset1(1.0f / vreduce_add(vload(w->sum + row * 16)));
     for (int d = 0; d < w->dim; d += VL) {
       int n = w->dim - d < VL ? w->dim - d : VL;
-      vstore_n(to + d, vdiv(vload_n(w->out + row * w->ld + (size_t)d, n), sum), n);
+      vstore_n(to + d, vmul(vload_n(w->out + row * w->ld + (size_t)d, n), inverse), n);
     }
   }
 }

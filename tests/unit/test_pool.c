@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -38,7 +39,7 @@ static void check_runs(int threads, int items, int runs) {
   assert_non_null(p);
   assert_int_equal(mr_pool_threads(p), threads);
   for (int r = 1; r <= runs; r++) {
-    mr_pool_run(p, count, &t, items);
+    (r % 2 ? mr_pool_run : mr_pool_run_parts)(p, count, &t, items);
     for (int i = 0; i < items; i++)
       assert_int_equal(atomic_load(&t.runs[i]), r);
   }
@@ -63,6 +64,36 @@ static void many_short_runs(void **state) {
   (void)state;
   check_runs(2, 2, 20000);
   check_runs(5, 9, 2000);
+}
+
+typedef struct firsts {
+  _Atomic int begun;
+  int first[2];
+  _Atomic int seen[2];
+} firsts;
+
+/* A worker's first item waits for the other worker. */
+static void take_first(void *ctx, int item, int worker) {
+  firsts *f = ctx;
+  if (atomic_exchange(&f->seen[worker], 1))
+    return;
+  f->first[worker] = item;
+  atomic_fetch_add(&f->begun, 1);
+  while (atomic_load(&f->begun) < 2)
+    sched_yield();
+}
+
+static void parts_are_the_workers_own(void **state) {
+  (void)state;
+  mr_pool *p = mr_pool_new(2, 0);
+  assert_non_null(p);
+  for (int items = 2; items < 50; items++) {
+    firsts f = {0};
+    mr_pool_run_parts(p, take_first, &f, items);
+    assert_int_equal(f.first[0], 0);
+    assert_int_equal(f.first[1], items / 2);
+  }
+  mr_pool_free(p);
 }
 
 static void uneven(void *ctx, int item, int worker) {
@@ -117,9 +148,9 @@ static void odd_counts(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(every_item_once), cmocka_unit_test(many_short_runs),
-      cmocka_unit_test(uneven_items),    cmocka_unit_test(results_are_visible),
-      cmocka_unit_test(odd_counts),
+      cmocka_unit_test(every_item_once),           cmocka_unit_test(many_short_runs),
+      cmocka_unit_test(parts_are_the_workers_own), cmocka_unit_test(uneven_items),
+      cmocka_unit_test(results_are_visible),       cmocka_unit_test(odd_counts),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
