@@ -52,13 +52,14 @@ static const struct dtype *type_of(const json_t *v) {
   return NULL;
 }
 
-/* Dims in our order; *bytes: of the tensor. */
+/* Dims in our order; *bytes: of the tensor. Those beyond the fourth (convolutions over video)
+ * become one with it: nothing here reads such tensors. */
 static bool read_shape(mr_gguf_tensor *t, const json_t *shape, uint64_t width, uint64_t *bytes) {
   size_t n = json_array_size(shape);
-  if (!json_is_array(shape) || n > 4)
+  if (!json_is_array(shape) || n > 8)
     return false;
   *bytes = width;
-  t->n_dims = (int)n;
+  t->n_dims = n < 4 ? (int)n : 4;
   for (size_t i = 0; i < 4; i++)
     t->dims[i] = 1;
   for (size_t i = 0; i < n; i++) {
@@ -67,7 +68,7 @@ static bool read_shape(mr_gguf_tensor *t, const json_t *shape, uint64_t width, u
     if (!json_is_integer(v) || d < 1 || *bytes > (uint64_t)INT64_MAX / (uint64_t)d)
       return false;
     *bytes *= (uint64_t)d;
-    t->dims[n - 1 - i] = d;
+    t->dims[n - 1 - i < 3 ? n - 1 - i : 3] *= d;
   }
   return true;
 }
@@ -97,7 +98,7 @@ static mr_code add_tensor(mr_safetensors *s, const shard *f, uint64_t data, cons
   if (!type)
     return bad(err, f, name, "its dtype is missing or not supported");
   if (!read_shape(t, json_object_get(v, "shape"), (uint64_t)type->bytes, &bytes))
-    return bad(err, f, name, "its shape must be at most 4 whole numbers above 0 and not too large");
+    return bad(err, f, name, "its shape must be at most 8 whole numbers above 0 and not too large");
   if (!read_span(json_object_get(v, "data_offsets"), f->bytes - data, &from, &to))
     return bad(err, f, name, "its data_offsets are wrong or lie outside the file");
   if (to - from != bytes)

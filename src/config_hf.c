@@ -17,9 +17,9 @@
 
 typedef struct reader { /* the first error wins */
   mr_config *c;
-  const json_t *j;
-  const json_t *rope; /* parameters of rope, of layers without window; NULL: none */
-  json_t *own;        /* those of the row, where there are none; owned */
+  const json_t *j, *root; /* j: in root where it describes the text part of a larger model */
+  const json_t *rope;     /* parameters of rope, of layers without window; NULL: none */
+  json_t *own;            /* those of the row, where there are none; owned */
   const char *path;
   mr_err e;
 } reader;
@@ -119,7 +119,8 @@ static void read_sizes(reader *r) {
     c->context = MR_DEFAULT_CONTEXT;
   if (whole(r, "word_embed_proj_dim", 1, MAX_WIDTH, &c->d_embed) && c->d_embed == c->d_model)
     c->d_embed = 0;
-  const json_t *tied = get(r->j, "tie_word_embeddings");
+  const json_t *tied = get(r->root, "tie_word_embeddings");
+  tied = tied ? tied : get(r->j, "tie_word_embeddings");
   c->tied = tied ? json_is_true(tied) : -1;
 }
 
@@ -254,7 +255,8 @@ static void read_scaling(reader *r) {
     llama3(r);
   else if (!strcmp(type, "longrope") || !strcmp(type, "su"))
     longrope(r);
-  else if (*type && strcmp(type, "default") && strcmp(type, "dynamic"))
+  else if (*type && strcmp(type, "default") && strcmp(type, "dynamic") && strcmp(type, "mrope"))
+    /* mrope: text has one position in all three dimensions */
     /* dynamic: nothing changes up to max_position_embeddings, and the context ends there */
     FAIL(r,
          "rope of type \"%.32s\" is not supported (default, linear, dynamic, yarn, longrope, "
@@ -634,11 +636,12 @@ static const mr_arch *find_arch(reader *r) {
     FAIL(r, "model_type is missing");
     return NULL;
   }
-  const mr_arch *a = mr_arch_find_hf(type);
-  if (!a && json_is_object(get(r->j, "text_config"))) { /* beside a model of images */
-    r->j = get(r->j, "text_config");
-    a = mr_arch_find_hf(text(r->j, "model_type"));
-  }
+  const json_t *part = get(r->j, "text_config"); /* beside a model of images */
+  const mr_arch *a = mr_arch_find_hf(text(part, "model_type"));
+  if (a)
+    r->j = part;
+  else
+    a = mr_arch_find_hf(type);
   const char *near = a ? NULL : mr_arch_nearest(type, true);
   if (!a)
     FAIL(r, "architecture \"%.64s\" is not supported%s%s", type,
@@ -654,7 +657,7 @@ mr_code mr_config_from_dir(mr_config *c, const char *dir, mr_err *err) {
   json_t *root = mr_json_read(path, MAX_CONFIG, err);
   if (!root)
     return err && err->code ? err->code : MR_E_DATA;
-  reader r = {.c = c, .j = root, .path = path, .e = MR_ERR_INIT};
+  reader r = {.c = c, .j = root, .root = root, .path = path, .e = MR_ERR_INIT};
   const mr_arch *a = find_arch(&r);
   if (a) {
     mr_config_init(c, a);

@@ -370,6 +370,8 @@ static void embedding(mr_loader *l) {
     norm(l, &m->embed_norm, &m->embed_norm_b, "token_embd_norm");
   if (mr_load_has(l, "output") && c->tied != 1)
     mr_load_matrix(l, &m->head, "output", c->n_vocab, width, false);
+  else if (c->tied == 0)
+    FAIL(l, MR_E_DATA, "the output head is missing, and tie_word_embeddings is false");
   else
     m->head = m->embed;
   if (!m->head.bias)

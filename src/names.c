@@ -137,7 +137,15 @@ static const mr_gguf_tensor *try_name(const mr_names *n, int layer, const char *
   const mr_gguf_tensor *t = mr_weights_find(n->w, name);
   if (t || layer >= 0)
     return t;
-  snprintf(name, MR_NAME, "%s", own); /* the head stands outside */
+  /* the head stands outside: beside "model." in "language_model.model.", or beside all of it */
+  const char *last = n->base + strlen(n->base);
+  for (int dots = 0; last > n->base && (dots += last[-1] == '.') < 2;)
+    last--;
+  snprintf(name, MR_NAME, "%.*s%s", (int)(last - n->base), n->base, own);
+  t = mr_weights_find(n->w, name);
+  if (t || last == n->base)
+    return t;
+  snprintf(name, MR_NAME, "%s", own);
   return mr_weights_find(n->w, name);
 }
 

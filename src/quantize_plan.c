@@ -370,6 +370,8 @@ static mr_code check_directory(const mr_model *m, mr_err *err) {
                                            : NULL;
   for (size_t i = 0; !why && i < mr_weights_n(m->weights); i++) {
     int type = mr_weights_at(m->weights, i)->dtype;
+    if (mr_weights_at(m->weights, i)->dims[3] > 1)
+      why = "a tensor has four dimensions or more: the model is not of text alone";
     if (type != MR_F32 && type != MR_F16 && type != MR_BF16 && mr_dtype_get(type)->to_f32)
       why = "its weights are quantized already";
     if (type == MR_I32)

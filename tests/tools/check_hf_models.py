@@ -11,7 +11,7 @@ import json, math, os, shutil, subprocess, sys, tempfile, warnings
 import torch
 warnings.filterwarnings("ignore")
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-from transformers import AutoModelForCausalLM, CONFIG_MAPPING
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, CONFIG_MAPPING
 torch.set_num_threads(2)
 BIN = os.path.abspath("build/millrace")
 WORK = tempfile.mkdtemp(prefix="millrace-models-")
@@ -101,13 +101,32 @@ CASES={
 
 BASE=dict(vocab_size=160, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
   max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False)
+# models of images and text, of which the text part runs
+vis=dict(hidden_size=32,intermediate_size=48,num_hidden_layers=1,num_attention_heads=2,image_size=28,patch_size=14)
+T=lambda **more: dict(BASE,**more)
+rope=dict(rope_type='default',rope_theta=1e4,mrope_section=[2,3,3])
+CASES.update({
+ 'gemma3_vl':('gemma3',dict(text_config=T(model_type='gemma3_text',sliding_window=24),vision_config=dict(vis,model_type='siglip_vision_model'),mm_tokens_per_image=4,image_token_index=150,boi_token_index=151,eoi_token_index=152)),
+ 'mistral3_vl':('mistral3',dict(text_config=T(model_type='mistral',sliding_window=None),vision_config=dict(vis,model_type='pixtral',head_dim=16),image_token_index=150)),
+ 'llava':('llava',dict(text_config=T(model_type='llama'),vision_config=dict(vis,model_type='clip_vision_model'),image_token_index=150)),
+ 'fuyu':('fuyu',dict(text_config=T(model_type='persimmon',num_key_value_heads=4,qk_layernorm=True),patch_size=4,num_channels=1,image_size=28,vocab_size=160,hidden_size=64,intermediate_size=96,num_hidden_layers=3,num_attention_heads=4)),
+ 'qwen2_vl':('qwen2_vl',dict(text_config=T(rope_parameters=rope),vision_config=dict(depth=1,embed_dim=32,hidden_size=64,mlp_ratio=2,num_heads=2))),
+ 'qwen2_5_vl':('qwen2_5_vl',dict(text_config=T(rope_parameters=rope),vision_config=dict(depth=1,hidden_size=32,intermediate_size=48,num_heads=2,out_hidden_size=64))),
+ 'qwen3_vl':('qwen3_vl',dict(text_config=T(rope_parameters=dict(rope,mrope_interleaved=True)),vision_config=dict(depth=1,hidden_size=32,intermediate_size=48,num_heads=2,out_hidden_size=64,num_position_embeddings=16,deepstack_visual_indexes=[0]))),
+})
+def new_model(cfg):
+    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        try: return auto.from_config(cfg, attn_implementation=os.environ.get("ATTN","eager"))
+        except ValueError as e: why=e
+    raise why
 def build(mt, over, name):
     cls=CONFIG_MAPPING[mt]
-    kw=dict(BASE); kw.update(over)
+    kw=dict() if 'text_config' in over else dict(BASE)
+    kw.update(over)
     kw={k:v for k,v in kw.items() if v is not None}
     cfg=cls(**kw)
     torch.manual_seed(1)
-    m=AutoModelForCausalLM.from_config(cfg, attn_implementation=os.environ.get("ATTN","eager")).eval().float()
+    m=new_model(cfg).eval().float()
     g=torch.Generator().manual_seed(5)
     with torch.no_grad():
         for n,p in m.named_parameters():
@@ -130,7 +149,7 @@ def check(mt, over, name, lens=(1,17,60,100), tol=2e-3):
         return f"BUILD {type(e).__name__}: {str(e)[:200]}"
     rows=[];want={}
     g=torch.Generator().manual_seed(9)
-    V=cfg.vocab_size
+    V=min(cfg.get_text_config().vocab_size, 150) if 'text_config' in over else cfg.vocab_size
     try:
       for L in lens:
         ids=torch.randint(3,V,(1,L),generator=g)

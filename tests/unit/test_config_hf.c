@@ -88,6 +88,10 @@ static void particular_keys(void **state) {
           ",\"ffn_config\":{\"ffn_hidden_size\":48,\"moe_num_experts\":6,\"moe_top_k\":2,"
           "\"moe_normalize_expert_weights\":2}",
           "moe_normalize_expert_weights is not 1");
+  c = read_as("llava", ",\"tie_word_embeddings\":true,\"text_config\":{\"model_type\":\"llama\","
+                       "\"num_hidden_layers\":1,\"hidden_size\":32,\"vocab_size\":9,"
+                       "\"num_attention_heads\":4,\"tie_word_embeddings\":false}");
+  assert_true(c.tied == 1 && c.d_model == 32); /* the whole model's word counts */
   c = read_as("granite_swa", ",\"sliding_window\":24,\"layer_rope_theta\":[5e4,0]");
   assert_true(!c.windowed[0] && c.windowed[1] && !c.no_rope[0] && c.no_rope[1]);
   assert_true(c.rope_base == 5e4f);

@@ -372,6 +372,40 @@ static const char *zeros_dir(const char *config, const char *const *names, const
   return temp_dir;
 }
 
+/* The head of a model of text and images stands outside the text's layers. One that is nowhere is
+ * not taken for the embedding where config.json says that it is not. */
+static void head_beside_the_text(void **state) {
+  (void)state;
+#define TEXT "language_model.model."
+#define LAYER TEXT "layers.0."
+  static const char *const names[] = {"language_model.lm_head.weight",
+                                      TEXT "embed_tokens.weight",
+                                      TEXT "norm.weight",
+                                      LAYER "input_layernorm.weight",
+                                      LAYER "post_attention_layernorm.weight",
+                                      LAYER "self_attn.q_proj.weight",
+                                      LAYER "self_attn.k_proj.weight",
+                                      LAYER "self_attn.v_proj.weight",
+                                      LAYER "self_attn.o_proj.weight",
+                                      LAYER "mlp.gate_proj.weight",
+                                      LAYER "mlp.up_proj.weight",
+                                      LAYER "mlp.down_proj.weight"};
+  static const int64_t dims[][2] = {{32, 64}, {32, 64}, {32, 0},  {32, 0},  {32, 0},  {32, 32},
+                                    {32, 32}, {32, 32}, {32, 32}, {32, 48}, {32, 48}, {48, 32}};
+  static const char config[] =
+      "{\"model_type\": \"llava\", \"tie_word_embeddings\": false, \"text_config\": {"
+      "\"model_type\": \"llama\", \"num_hidden_layers\": 1, \"hidden_size\": 32,"
+      "\"vocab_size\": 64, \"intermediate_size\": 48, \"num_attention_heads\": 2}}";
+  mr_err e = MR_ERR_INIT;
+  mr_model *m;
+  assert_int_equal(mr_model_open(&m, zeros_dir(config, names, dims, 12), &e), MR_OK);
+  assert_false(mr_model_tied(m));
+  assert_int_equal(m->n_unused, 0);
+  mr_model_close(m);
+  assert_int_equal(mr_model_open(&m, zeros_dir(config, names + 1, dims + 1, 11), &e), MR_E_DATA);
+  assert_non_null(strstr(e.text, "the output head is missing"));
+}
+
 /* The products of latent attention exist as panels only. */
 static void memory_of_latent_attention(void **state) {
   (void)state;
@@ -422,6 +456,7 @@ int main(void) {
       cmocka_unit_test(every_allocation_may_fail),
       cmocka_unit_test(conformance_models),
       cmocka_unit_test(memory_of_loading),
+      cmocka_unit_test_setup_teardown(head_beside_the_text, temp_begin, temp_end),
       cmocka_unit_test_setup_teardown(memory_of_latent_attention, temp_begin, temp_end),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

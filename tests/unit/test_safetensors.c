@@ -58,6 +58,19 @@ static void reads(void **state) {
   mr_safetensors_close(s);
 }
 
+/* Dimensions beyond the fourth are one with it. */
+static void many_dimensions(void **state) {
+  (void)state;
+  mr_safetensors *s;
+  mr_err err = MR_ERR_INIT;
+  put_model("{\"x\":{\"dtype\":\"U8\",\"shape\":[2,3,1,2,5],\"data_offsets\":[0,60]}}", 60);
+  assert_int_equal(mr_safetensors_open(&s, temp_dir, &err), MR_OK);
+  const mr_gguf_tensor *t = mr_safetensors_at(s, 0);
+  assert_int_equal(t->n_dims, 4);
+  assert_true(t->dims[0] == 5 && t->dims[1] == 2 && t->dims[2] == 1 && t->dims[3] == 6);
+  mr_safetensors_close(s);
+}
+
 /* The reader's numbers and widths are those of kernels/dtype. */
 static void types(void **state) {
   (void)state;
@@ -101,7 +114,7 @@ static void hostile(void **state) {
   put_model("{\"a\":{}, \"a\":{}}", 32);
   refused("");
   one("\"dtype\":\"F31\",\"shape\":[1],\"data_offsets\":[0,4]", "dtype");
-  one("\"dtype\":\"F32\",\"shape\":[1,1,1,1,1],\"data_offsets\":[0,4]", "shape");
+  one("\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,1],\"data_offsets\":[0,4]", "shape");
   one("\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]", "shape");
   one("\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]", "shape");
   one("\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]", "shape");
@@ -195,13 +208,10 @@ static void every_allocation_may_fail(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(reads),
-      cmocka_unit_test(types),
-      cmocka_unit_test(hostile),
-      cmocka_unit_test(shards),
-      cmocka_unit_test(damaged),
-      cmocka_unit_test(missing),
-      cmocka_unit_test(every_allocation_may_fail),
+      cmocka_unit_test(reads),           cmocka_unit_test(types),
+      cmocka_unit_test(many_dimensions), cmocka_unit_test(hostile),
+      cmocka_unit_test(shards),          cmocka_unit_test(damaged),
+      cmocka_unit_test(missing),         cmocka_unit_test(every_allocation_may_fail),
   };
   return cmocka_run_group_tests(tests, temp_begin, temp_end);
 }
