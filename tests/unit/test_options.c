@@ -61,6 +61,22 @@ static void the_command_line(void **state) {
   assert_int_equal(job.kv_type, -1);
 }
 
+/* What is said of a GPU comes to the engine. */
+static void the_engine_is_told(void **state) {
+  (void)state;
+  mr_engine_opts o;
+  assert_int_equal(parse(MR_CMD_RUN, "a.jsonl -m M.gguf -o out.jsonl --device sim --kv-type fp8 "
+                                     "--device-memory 20MiB --device-weights int4"),
+                   MR_OK);
+  mr_job_engine_opts(&job, &o);
+  assert_string_equal(o.device, "sim");
+  assert_true(o.device_memory == 20 << 20);
+  assert_int_equal(o.device_weights, 3);
+  assert_int_equal(o.kv_type, MR_KV_FP8);
+  assert_int_equal(parse(MR_CMD_RUN, "a.jsonl -m M.gguf -o out.jsonl --other-numerics"), MR_OK);
+  assert_true(job.other_numerics);
+}
+
 static void forms_of_options(void **state) {
   (void)state;
   assert_int_equal(parse(MR_CMD_RUN, "-mM.gguf --output=o.jsonl -- --odd.jsonl"), MR_OK);
@@ -277,6 +293,7 @@ static int end(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(the_command_line),
+      cmocka_unit_test(the_engine_is_told),
       cmocka_unit_test(forms_of_options),
       cmocka_unit_test(defaults_of_rows),
       cmocka_unit_test(what_is_wrong_is_said),
