@@ -17,7 +17,9 @@
 #define FILE_BYTES_MAX 65536
 #define LEAST_S 0.2 /* a part that takes less teaches nothing */
 #define WEIGHT (1.0 / 3)
-#define FACTOR_MAX 2.0
+#define SPEED_MAX 2.0
+/* Rates are measured: what is further off was other work, or another program. */
+#define FACTOR_MAX 1.25
 
 const char *const mr_part_names[MR_PARTS] = {"load", "gemm", "attention", "other", "rest"};
 
@@ -181,7 +183,7 @@ bool mr_profile_learn(mr_profile *p, const double said[MR_PARTS], const double t
     return false;
   if (!isfinite(speed) || speed <= 0)
     speed = 1;
-  speed = speed > FACTOR_MAX ? FACTOR_MAX : speed < 1 / FACTOR_MAX ? 1 / FACTOR_MAX : speed;
+  speed = speed > SPEED_MAX ? SPEED_MAX : speed < 1 / SPEED_MAX ? 1 / SPEED_MAX : speed;
   for (int i = 0; i < MR_PARTS; i++) {
     if (said[i] < LEAST_S || took[i] < LEAST_S || !isfinite(said[i]) || !isfinite(took[i]))
       continue;

@@ -48,7 +48,7 @@ void mr_profile_save(const mr_profile *p);
 /* said: by the rates alone, without factors; took: seconds. speed: the machine's during the run
  * over its speed when the rates were measured; 0: not known. waited: as MR_PROFILE_WAITED; with
  * more the run does not count, and false is returned. A run counts for a third, the first few for
- * more; a factor stays within 1/2 and 2. */
+ * more; a factor stays within 4/5 and 5/4. */
 bool mr_profile_learn(mr_profile *p, const double said[MR_PARTS], const double took[MR_PARTS],
                       double speed, double waited);
 
