@@ -214,13 +214,20 @@ static mr_lora_link *link_of(loader *d, mr_matrix *w) {
   return w->lora ? (mr_lora_link *)&w->lora[d->adapter] : NULL;
 }
 
+/* *to += scale * x. Values are finite, but what they are scaled to may not be. */
+static void add_scaled(loader *d, const target *t, float *to, float scale, float x) {
+  *to += scale * x;
+  if (!isfinite(*to))
+    FAIL(d, "module %.200s: %g, scaled by %g (lora_alpha), is beyond float32", t->module, x, scale);
+}
+
 /* Rows of B, or of a bias, in the matrix's order: dst [n, cols] += scale * src. */
-static void take_rows(const mr_model *m, const target *t, int part, float *dst, const float *src,
-                      int cols, float scale) {
-  for (int r = 0; r < t->w[part]->n; r++) {
-    const float *from = src + (size_t)source(m, t, part, r) * (size_t)cols;
+static void take_rows(loader *d, const target *t, int part, float *dst, const float *src, int cols,
+                      float scale) {
+  for (int r = 0; r < t->w[part]->n && !d->rc; r++) {
+    const float *from = src + (size_t)source(d->l->m, t, part, r) * (size_t)cols;
     for (int i = 0; i < cols; i++)
-      dst[(size_t)r * (size_t)cols + (size_t)i] += scale * from[i];
+      add_scaled(d, t, &dst[(size_t)r * (size_t)cols + (size_t)i], scale, from[i]);
   }
 }
 
@@ -232,7 +239,7 @@ static void add_bias(loader *d, const target *t, const float *bias, float scale)
     if (x && !x->bias && !(x->bias = mr_lora_block(&d->l->kept, (size_t)t->w[i]->n, sizeof(float))))
       no_memory(d);
     if (x && x->bias)
-      take_rows(d->l->m, t, i, x->bias, bias, 1, scale);
+      take_rows(d, t, i, x->bias, bias, 1, scale);
   }
 }
 
@@ -267,8 +274,8 @@ static void add_joined(loader *d, const target *t, float *a, float *b, int rank,
   }
   x->a = joined_a;
   x->rank = rank;
-  for (size_t i = 0; i < (size_t)w->n * (size_t)rank; i++)
-    x->b[i] = scale * joined_b[i];
+  for (size_t i = 0; i < (size_t)w->n * (size_t)rank && !d->rc; i++)
+    add_scaled(d, t, &x->b[i], scale, joined_b[i]);
 }
 
 static void add_pair(loader *d, const target *t, const mr_gguf_tensor *ta, const mr_gguf_tensor *tb,
@@ -288,7 +295,7 @@ static void add_pair(loader *d, const target *t, const mr_gguf_tensor *ta, const
     x->rank = rank;
     x->b = mr_lora_block(&d->l->raw, (size_t)t->w[i]->n * (size_t)rank, sizeof(float));
     if (x->b)
-      take_rows(d->l->m, t, i, x->b, b, rank, scale);
+      take_rows(d, t, i, x->b, b, rank, scale);
     else
       no_memory(d);
   }
@@ -412,7 +419,7 @@ static void take_bias(loader *d, const tensor *x) {
     const float *base = t.w[i]->bias;
     mr_lora_link *to = link_of(d, t.w[i]);
     for (int r = 0; to && base && r < t.w[i]->n; r++)
-      to->bias[r] -= base[r];
+      add_scaled(d, &t, &to->bias[r], -1, base[r]);
   }
   mr_mem_free(b);
 }
