@@ -20,6 +20,8 @@
 
 #include "io/err.h"
 
+#define MR_SPILL_BYTES_PER_S 300e6 /* to reckon with, each way, until a disk was measured */
+
 typedef struct mr_spill mr_spill;
 
 typedef enum mr_spill_status {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "io/mem.h"
+#include "io/spill.h"
 #include "io/sys.h"
 #include "jobs/roofline.h"
 #include "kernels/kernels.h"
@@ -20,8 +21,7 @@
 #define READ_BYTES (64u << 20)
 #define READ_PIECES 64
 #define READ_ROUNDS 4
-#define DISK_BYTES_PER_S 300e6 /* as long as nothing is written or read, as in src/kvtier */
-#define COPY_BYTES_PER_S 1e9   /* a page out of the prefix cache or away: copied and checked */
+#define COPY_BYTES_PER_S 1e9 /* a page out of the prefix cache or away: copied and checked */
 
 /* ---------------------------------------------------------------- reading memory */
 
@@ -438,7 +438,7 @@ mr_code mr_estimate_run(mr_time_estimate *e, const mr_engine_info *info, const m
                             .kv_tokens = (double)info->kv_tokens,
                             .disk_tokens = (double)info->kv_disk / token,
                             .policy = info->policy,
-                            .disk_token_s = 2 * token / DISK_BYTES_PER_S,
+                            .disk_token_s = 2 * token / MR_SPILL_BYTES_PER_S,
                             .copy_token_s = token / COPY_BYTES_PER_S};
   mr_code rc = mr_simulate(&e->rates, &limits, next, ctx, &e->sim, err);
   const double said[MR_PARTS] = {e->load_s, e->sim.gemm_s, e->sim.attn_s, e->sim.other_s,

@@ -104,9 +104,7 @@ static mr_code read_row(walk *w, uint64_t row, const mr_plan_entry *e, mr_sim_ro
 /* What is left of a row that was begun: its prompt with what it has chosen, which is there or is
  * computed again, and the tokens to come. */
 static void begun_row(walk *w, const mr_saved_row *r, const mr_plan_entry *e, mr_sim_row *out) {
-  int chosen = 0, out_left = expected_out(w, e);
-  for (int i = 0; i < r->n_seqs; i++)
-    chosen += r->seqs[i].n_picks;
+  int chosen = mr_saved_picks(r), out_left = expected_out(w, e);
   int prompt = e->n_prompt + chosen;
   out_left = out_left - chosen > 1 ? out_left - chosen : 1;
   *out =

@@ -1,15 +1,15 @@
 #include "jobs/inputs.h"
 
-#include <fcntl.h>
 #include <string.h>
 
 #include "io/durable.h"
 #include "io/json.h"
 #include "io/mem.h"
+#include "io/slurp.h"
 #include "io/source.h"
 #include "io/sys.h"
 
-#define PLAN_INPUTS_MAX ((off_t)1 << 30)
+#define PLAN_INPUTS_MAX ((size_t)1 << 30)
 
 static mr_code nomem(mr_err *err) {
   return mr_err_set(err, MR_E_NOMEM, "out of memory");
@@ -100,18 +100,11 @@ mr_code mr_inputs_save(const char *path, const json_t *list, const mr_job_identi
 
 /* NULL for anything but a whole JSON text. */
 static json_t *load(const char *path) {
-  struct stat st;
+  mr_text t = {0};
   json_t *o = NULL;
-  int fd = mr_sys_now->open(path, O_RDONLY, 0);
-  if (fd < 0)
-    return NULL;
-  if (mr_sys_now->fstat(fd, &st) == 0 && st.st_size > 0 && st.st_size < PLAN_INPUTS_MAX) {
-    char *buf = mr_mem_alloc((size_t)st.st_size, 1);
-    if (buf && mr_sys_read_full(fd, buf, (size_t)st.st_size) == (ssize_t)st.st_size)
-      o = mr_json_load(buf, (size_t)st.st_size);
-    mr_mem_free(buf);
-  }
-  mr_sys_now->close(fd);
+  if (mr_slurp_file(path, PLAN_INPUTS_MAX - 1, &t, NULL) == MR_OK && t.len)
+    o = mr_json_load(t.data, t.len);
+  mr_text_free(&t);
   return o;
 }
 

@@ -1,6 +1,5 @@
 #include "jobs/profile.h"
 
-#include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
@@ -14,7 +13,7 @@
 #include "kernels/kernels.h"
 #include "src/machine.h"
 
-#define FILE_BYTES_MAX 65536
+#define FILE_BYTES_MAX 65535
 #define LEAST_S 0.2 /* a part that takes less teaches nothing */
 #define WEIGHT (1.0 / 3)
 #define SPEED_MAX 2.0
@@ -126,16 +125,10 @@ void mr_profile_load(mr_profile *p, const mr_engine_info *info) {
   for (int i = 0; i < MR_PARTS; i++)
     p->factor[i] = 1;
   set_path(p, info);
-  int fd = *p->path ? mr_sys_now->open(p->path, O_RDONLY, 0) : -1;
-  if (fd < 0)
-    return;
-  char *bytes = mr_mem_alloc(FILE_BYTES_MAX, 1);
-  ssize_t n = bytes ? mr_sys_read_full(fd, bytes, FILE_BYTES_MAX) : 0;
-  mr_sys_now->close(fd);
-  json_t *o = n > 0 && n < FILE_BYTES_MAX ? mr_json_parse(bytes, (size_t)n, NULL, NULL) : NULL;
-  take(p, o);
+  json_t *o = *p->path ? mr_json_read(p->path, FILE_BYTES_MAX, NULL) : NULL;
+  if (o)
+    take(p, o);
   json_decref(o);
-  mr_mem_free(bytes);
 }
 
 /* ---------------------------------------------------------------- writing */

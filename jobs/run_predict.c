@@ -14,13 +14,16 @@ static double shown_share(const mr_run *r) {
   mr_plan_scan s;
   mr_err ignored = MR_ERR_INIT;
   double most = 0, rows = 0;
+  const mr_commit_totals *done = mr_commit_totals_get(r->commit);
+  if (done->rows_ok + done->rows_failed < SHOWN_ROWS)
+    return 0;
   mr_plan_scan_start(&s, r->plan, &ignored);
   while (mr_plan_scan_next(&s))
     if (s.e->kind != MR_ROW_BAD && mr_shard_has(r->shard, s.row) && !mr_run_is_open(r, s.row)) {
       most += s.e->n_out;
       rows++;
     }
-  return rows < SHOWN_ROWS ? 0 : (double)mr_commit_totals_get(r->commit)->output_tokens / most;
+  return rows < SHOWN_ROWS ? 0 : (double)done->output_tokens / most;
 }
 
 static mr_code forecast(mr_run *r, mr_schedule *order) {

@@ -1,6 +1,7 @@
 #include <string.h>
 
 #include "io/mem.h"
+#include "io/spill.h"
 #include "io/sys.h"
 #include "jobs/pace.h"
 #include "jobs/run.h"
@@ -9,8 +10,7 @@
 #include "src/machine.h"
 
 #define FIRST_ROWS 8
-#define SAVE_S 4.0 /* for keys and values of rows in flight, of the 10 s that a stop may take */
-#define SAVE_BYTES_PER_S 300e6
+#define SAVE_S 4.0    /* for keys and values of rows in flight, of the 10 s that a stop may take */
 #define KEEP_S 2.0    /* for the prefix cache, at a stop */
 #define END_S 0.3     /* for the last commit and the end of the process */
 #define MEMORY_S 1.0  /* between two looks at the machine's memory */
@@ -175,9 +175,7 @@ static bool next_begun(loop *l, uint64_t *row, int *chosen) {
   while (l->begun < mr_saved_rows(r->saved)) {
     const mr_saved_row *s = mr_saved_at(r->saved, l->begun++);
     *row = s->row;
-    *chosen = 0;
-    for (int i = 0; i < s->n_seqs; i++)
-      *chosen += s->seqs[i].n_picks;
+    *chosen = mr_saved_picks(s);
     if (*row < mr_plan_rows(r->plan) && mr_run_is_open(r, *row))
       return true;
   }
@@ -305,7 +303,7 @@ static double save_s(const loop *l) {
   double parked =
       s->kv_spill_bytes > s->kv_fetch_bytes ? (double)(s->kv_spill_bytes - s->kv_fetch_bytes) : 0;
   double bytes = (double)s->kv_pages_used * page + parked, most = (double)l->r->job.kv_disk;
-  double seconds = (bytes < most ? bytes : most) / SAVE_BYTES_PER_S;
+  double seconds = (bytes < most ? bytes : most) / MR_SPILL_BYTES_PER_S;
   return seconds < SAVE_S ? seconds : SAVE_S;
 }
 

@@ -4,7 +4,6 @@
 #include "io/spill.h"
 
 #define DEFAULT_DIR "/var/tmp"
-#define DISK_BYTES_PER_S 300e6 /* until it is measured */
 #define MEASURED_BYTES (32u << 20)
 #define LEAVING (-2) /* in place of a slot: the page is still on its way from the device */
 
@@ -63,7 +62,7 @@ void mr_kvtier_close(mr_kvtier *t) {
 /* ---------------------------------------------------------------- the choice */
 
 static double per_byte_s(uint64_t bytes, double seconds) {
-  return bytes >= MEASURED_BYTES ? seconds / (double)bytes : 1 / DISK_BYTES_PER_S;
+  return bytes >= MEASURED_BYTES ? seconds / (double)bytes : 1 / MR_SPILL_BYTES_PER_S;
 }
 
 /* Slots that are free and not promised to pages on their way. */

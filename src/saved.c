@@ -203,6 +203,13 @@ bool mr_saved_has(const mr_saved *s, uint64_t row) {
   return find(s, row) != NULL;
 }
 
+int mr_saved_picks(const mr_saved_row *r) {
+  int n = 0;
+  for (int i = 0; i < r->n_seqs; i++)
+    n += r->seqs[i].n_picks;
+  return n;
+}
+
 const mr_saved_row *mr_saved_take(mr_saved *s, uint64_t row) {
   mr_saved_row *r = find(s, row);
   if (r)

@@ -54,6 +54,7 @@ int mr_saved_rows(const mr_saved *s);
 const mr_saved_row *mr_saved_at(const mr_saved *s, int i);
 bool mr_saved_has(const mr_saved *s, uint64_t row);           /* NULL: false */
 const mr_saved_row *mr_saved_take(mr_saved *s, uint64_t row); /* NULL: there is none */
+int mr_saved_picks(const mr_saved_row *r); /* tokens chosen, of all its sequences */
 /* Whether its pages are such as these: size, and a digest of all that says what their bytes mean.
  */
 bool mr_saved_fits(const mr_saved *s, size_t page_bytes, uint64_t layout);

@@ -218,7 +218,6 @@ static void directories(void **state) {
     }
 }
 
-/* A column of outliers that the matrix has not is refused. */
 /* AWQ's factors go into the rows that hold values, wherever a tensor has them: beside int8, which
  * hides nothing. And a shared expert. */
 static void factors_of_fused_rows(void **state) {
@@ -243,6 +242,7 @@ static void factors_of_fused_rows(void **state) {
   }
 }
 
+/* A column of outliers that the matrix has not is refused. */
 static void outliers_are_checked(void **state) {
   char in[4200];
   mr_quantize_report r;

@@ -165,6 +165,16 @@ static mr_config llama(void) {
                      .logit_scale = 1};
 }
 
+/* With heads of 32, and a window in layer 1. */
+static mr_config windowed_llama(void) {
+  mr_config c = llama();
+  c.window = 40;
+  c.windowed[1] = 1;
+  c.d_model = 192;
+  c.head_dim = c.head_dim_v = c.rope_dims = 32;
+  return c;
+}
+
 /* ------------------------------------------------------------------ the plain pass, float64 */
 
 static void plain_norm(double *y, const double *x, const float *w, const float *b, int n,
@@ -570,11 +580,7 @@ static void a_row_depends_on_its_sequence_alone(void **state) {
   static const mr_scheme schemes[] = {MR_SCHEME_F32, MR_SCHEME_I8};
   static const mr_kv_type types[] = {MR_KV_F32,  MR_KV_F16, MR_KV_BF16,
                                      MR_KV_INT8, MR_KV_Q4,  MR_KV_FP8};
-  mr_config c = llama();
-  c.window = 40;
-  c.windowed[1] = 1;
-  c.d_model = 192;
-  c.head_dim = c.head_dim_v = c.rope_dims = 32;
+  mr_config c = windowed_llama();
   mr_model m;
   make_model(&m, &c);
   for (const char *const *name = mr_kernels_names(); *name; name++)
@@ -686,11 +692,7 @@ static double run_members(rig *r, bool share, float *out) {
  * table can: the same bits, fewer bytes. */
 static void shared_pages_are_read_once(void **state) {
   (void)state;
-  mr_config c = llama();
-  c.window = 40;
-  c.windowed[1] = 1;
-  c.d_model = 192;
-  c.head_dim = c.head_dim_v = c.rope_dims = 32;
+  mr_config c = windowed_llama();
   mr_model m;
   make_model(&m, &c);
   for (const char *const *name = mr_kernels_names(); *name; name++) {
