@@ -8,6 +8,7 @@ import tinyjob
 
 binary = os.path.realpath(sys.argv[1])
 failed = 0
+MANY = 16000
 
 
 def check(name, ok, figure=""):
@@ -49,6 +50,24 @@ def end(p, limit):
         p.kill()
         p.communicate()
         return "late", limit, ""
+
+
+def write_rows(work, name, n):
+    """Without rows that hold the time."""
+    tinyjob.write_rows(f"{work}/all.jsonl", n)
+    lines = [x for x in open(f"{work}/all.jsonl") if "custom_id" not in x]
+    open(f"{work}/{name}", "w").writelines(lines)
+
+
+def undisturbed(work, name):
+    """What the job gives."""
+    out = pathlib.Path(f"{work}/want-{name}")
+    for f in out.parent.glob(f"{out.stem}.*"):
+        f.unlink()  # of a shorter one
+    p = run(command(work, out, name))
+    if p.returncode != 1:
+        sys.exit(f"the undisturbed job ends with {p.returncode}: {p.stderr.decode()}")
+    return out.read_bytes()
 
 
 def whole(work, out, want, rows="rows.jsonl", *more):
@@ -112,17 +131,30 @@ def fifo_input(work, want):
     check("rows through a FIFO", rc == 1 and open(f"{work}/piped.jsonl", "rb").read() == want, f"exit {rc}")
 
 
-def deadlines(work, want_many):
+def long_job(work):
+    """A job that takes this machine 2.5 s or more; what it gives."""
+    n, took = MANY, 0
+    while took < 2.5:
+        n *= 2
+        write_rows(work, "long.jsonl", n)
+        t = time.time()
+        want = undisturbed(work, "long.jsonl")
+        took = time.time() - t
+    return want
+
+
+def deadlines(work):
     """Runs of a second each: 75 in time, with rows done in each, until the job is done. Memory may differ each time."""
+    want = long_job(work)
     for i, (name, all_more) in enumerate((("with saved keys and values", [()]), ("without", [("--kv-disk", "0")]),
                                           ("with other memory each time", [(), ("--kv-memory", "128KiB", "--max-batch", "3")]))):
         out, ends, rc = f"{work}/limit-{i}.jsonl", [], 75
         while rc == 75 and len(ends) < 60:
             t, more = time.time(), all_more[len(ends) % len(all_more)]
-            rc = run(command(work, out, "many.jsonl", "--time-limit", "1s", *more)).returncode
+            rc = run(command(work, out, "long.jsonl", "--time-limit", "1s", *more)).returncode
             ends.append(time.time() - t)
         check(f"a time limit of 1 s, {name}", rc == 1 and len(ends) > 1 and max(ends[:-1]) < 5 and
-              open(out, "rb").read() == want_many, f"exit {rc}, {len(ends)} runs, the longest {max(ends):.2f} s")
+              open(out, "rb").read() == want, f"exit {rc}, {len(ends)} runs, the longest {max(ends):.2f} s")
 
 
 def second_signal(work, want_many):
@@ -241,21 +273,13 @@ def full_disk(work, want_many):
 def main():
     with tempfile.TemporaryDirectory() as work:
         tinyjob.write_model(f"{work}/tiny.gguf")
-        for name, n in (("rows.jsonl", 60), ("many.jsonl", 16000)):  # no row holds the time
-            tinyjob.write_rows(f"{work}/all.jsonl", n)
-            lines = [x for x in open(f"{work}/all.jsonl") if "custom_id" not in x]
-            open(f"{work}/{name}", "w").writelines(lines)
-        want = {}
-        for name in ("rows.jsonl", "many.jsonl"):
-            p = run(command(work, f"{work}/want-{name}", name))
-            if p.returncode != 1:
-                sys.exit(f"the undisturbed job ends with {p.returncode}: {p.stderr.decode()}")
-            want[name] = open(f"{work}/want-{name}", "rb").read()
-        few, many = want["rows.jsonl"], want["many.jsonl"]
+        write_rows(work, "rows.jsonl", 60)
+        write_rows(work, "many.jsonl", MANY)
+        few, many = undisturbed(work, "rows.jsonl"), undisturbed(work, "many.jsonl")
         phases(work, many)
         blocked_input(work)
         fifo_input(work, few)
-        deadlines(work, many)
+        deadlines(work)
         second_signal(work, many)
         harmless_signals(work, many)
         two_runs(work, many)
