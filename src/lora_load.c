@@ -21,6 +21,7 @@ typedef struct loader {
   mr_lora_config config;
   mr_safetensors *st;
   mr_names names;
+  mr_lora_latent *latent; /* [n_layers] of a model with latent attention */
   mr_err *err;
   mr_code rc;
 } loader;
@@ -41,7 +42,7 @@ typedef struct target {
   mr_matrix *w[MAX_PARTS];
   mr_matrix rows[MAX_PARTS]; /* which rows of B each one has (n, first, group, stride) */
   int rows_all, cols_all;    /* of B; of A */
-  const mr_product *product; /* the one matrix is this, of latent attention; or NULL */
+  mr_lora_pair *latent;      /* latent attention: a factor of products; or NULL */
 } target;
 
 /* ------------------------------------------------------------------ modules */
@@ -96,16 +97,19 @@ static bool expert(const loader *d, target *t, mr_layer *y, int64_t rows) {
   return true;
 }
 
-/* The matrices that were multiplied with kv_b. (kv_b itself is in both, so that an adapter of it
- * would be no low-rank addition to either one.) */
-static bool latent(target *t, mr_layer *y) {
+/* kv_b and the matrices that it was multiplied with: what is added to the products depends on all
+ * three, so that the pairs are only noted here. */
+static bool latent(loader *d, target *t, mr_layer *y) {
+  mr_lora_latent *all = &d->latent[t->layer];
   bool query = !strcmp(t->stem, "attn_q_b") || (!strcmp(t->stem, "attn_q") && y->q_a.n == 0);
-  if (!query && strcmp(t->stem, "attn_output") != 0)
+  bool kv_b = !strcmp(t->stem, "attn_kv_b");
+  if (!query && !kv_b && strcmp(t->stem, "attn_output") != 0)
     return false;
   whole(t, query ? &y->q : &y->o);
-  t->product = t->w[0]->product;
-  t->rows_all = t->product->w.n;
-  t->cols_all = t->product->w.k;
+  const mr_product *of = t->w[0]->product;
+  t->latent = query ? &all->q : kv_b ? &all->kv_b : &all->o;
+  t->rows_all = kv_b ? of->kv_b.n : of->w.n;
+  t->cols_all = kv_b ? of->kv_b.k : of->w.k;
   return true;
 }
 
@@ -121,7 +125,7 @@ static bool of_layer(loader *d, target *t, int64_t rows) {
                {"ffn_gate", &y->gate},  {"ffn_down", &y->down},
                {"attn_q_a", &y->q_a},   {"ffn_gate_inp", &y->router},
                {"attn_kv_a_mqa", &y->k}};
-  if (m->c.arch.mla && latent(t, y))
+  if (m->c.arch.mla && latent(d, t, y))
     return true;
   if (!strcmp(t->stem, "attn_qkv"))
     qkv(d, t, y);
@@ -207,11 +211,10 @@ static int source(const mr_model *m, const target *t, int part, int r) {
 
 /* The adapter's link of a matrix; made where there is none. */
 static mr_lora_link *link_of(loader *d, mr_matrix *w) {
-  if (!w->lora)
-    w->lora = mr_lora_block(&d->l->kept, (size_t)d->l->n, sizeof *w->lora);
-  if (!w->lora)
+  mr_lora_link *x = mr_lora_link_of(d->l, w, d->adapter);
+  if (!x)
     no_memory(d);
-  return w->lora ? (mr_lora_link *)&w->lora[d->adapter] : NULL;
+  return x;
 }
 
 /* *to += scale * x. Values are finite, but what they are scaled to may not be. */
@@ -231,9 +234,23 @@ static void take_rows(loader *d, const target *t, int part, float *dst, const fl
   }
 }
 
+/* ... of the queries of latent attention. */
+static void note_bias(loader *d, const target *t, const float *bias, float scale) {
+  mr_lora_pair *p = t->latent;
+  if (p == &d->latent[t->layer].kv_b)
+    FAIL(d, "module %.200s: a bias of kv_b of latent attention is not supported", t->module);
+  if (!d->rc && !p->bias &&
+      !(p->bias = mr_lora_block(&d->l->raw, (size_t)t->rows_all, sizeof(float))))
+    no_memory(d);
+  for (int r = 0; r < t->rows_all && !d->rc; r++)
+    add_scaled(d, t, &p->bias[r], scale, bias[r]);
+}
+
 static void add_bias(loader *d, const target *t, const float *bias, float scale) {
-  if (t->product && t->product->kind == MR_PRODUCT_QUERY)
-    FAIL(d, "module %.200s: a bias of queries of latent attention is not supported", t->module);
+  if (t->latent && t->latent != &d->latent[t->layer].o) {
+    note_bias(d, t, bias, scale);
+    return;
+  }
   for (int i = 0; i < t->n && !d->rc; i++) {
     mr_lora_link *x = link_of(d, t->w[i]);
     if (x && !x->bias && !(x->bias = mr_lora_block(&d->l->kept, (size_t)t->w[i]->n, sizeof(float))))
@@ -243,48 +260,28 @@ static void add_bias(loader *d, const target *t, const float *bias, float scale)
   }
 }
 
-/* v [n, k] in place of the matrix that a product was made of: [rows, cols] of it. */
-static float *joined(loader *d, const mr_product *of, float *v, int n, int k, int rows, int cols) {
-  mr_product p = *of;
-  p.w = (mr_matrix){.n = n, .k = k, .dtype = MR_F32, .data = (const uint8_t *)v};
-  p.w.row_bytes = (uint64_t)k * sizeof *v;
-  mr_matrix w = mr_product_matrix(&p, rows, cols);
-  float *out = mr_lora_block(&d->l->raw, (size_t)rows, (size_t)cols * sizeof *out);
-  float *room = mr_mem_alloc(mr_matrix_room(&w, 1), sizeof *room);
-  for (int r = 0; out && room && r < rows; r++)
-    mr_matrix_rows(&w, r, 1, out + (size_t)r * (size_t)cols, room);
-  if (!out || !room)
+static void note_pair(loader *d, const target *t, float *a, const float *b, int rank, float scale) {
+  size_t n = (size_t)t->rows_all * (size_t)rank;
+  mr_lora_pair *p = t->latent;
+  if (p->a)
+    FAIL(d, "module %.200s comes twice", t->module);
+  else if (!(p->b = mr_lora_block(&d->l->raw, n, sizeof *b)))
     no_memory(d);
-  mr_mem_free(room);
-  return out;
-}
-
-/* Both factors of an adapter of a matrix that is a product. */
-static void add_joined(loader *d, const target *t, float *a, float *b, int rank, float scale) {
-  const mr_matrix *w = t->w[0];
-  bool query = t->product->kind == MR_PRODUCT_QUERY;
-  float *joined_a = query ? a : joined(d, t->product, a, rank, t->cols_all, rank, w->k);
-  float *joined_b = query ? joined(d, t->product, b, t->rows_all, rank, w->n, rank) : b;
-  mr_lora_link *x = d->rc ? NULL : link_of(d, t->w[0]);
-  if (x)
-    x->b = mr_lora_block(&d->l->raw, (size_t)w->n, (size_t)rank * sizeof(float));
-  if (!x || !x->b) {
-    no_memory(d);
+  if (d->rc)
     return;
-  }
-  x->a = joined_a;
-  x->rank = rank;
-  for (size_t i = 0; i < (size_t)w->n * (size_t)rank && !d->rc; i++)
-    add_scaled(d, t, &x->b[i], scale, joined_b[i]);
+  memcpy(p->b, b, n * sizeof *b);
+  p->a = a;
+  p->rank = rank;
+  p->scale = scale;
 }
 
 static void add_pair(loader *d, const target *t, const mr_gguf_tensor *ta, const mr_gguf_tensor *tb,
                      int rank, float scale) {
   float *a = values(d, ta, rank, t->cols_all, false);
   float *b = a ? values(d, tb, t->rows_all, rank, true) : NULL;
-  if (b && t->product)
-    add_joined(d, t, a, b, rank, scale);
-  for (int i = 0; b && i < t->n && !d->rc && !t->product; i++) {
+  if (b && t->latent)
+    note_pair(d, t, a, b, rank, scale);
+  for (int i = 0; b && i < t->n && !d->rc && !t->latent; i++) {
     mr_lora_link *x = link_of(d, t->w[i]);
     if (x && x->a)
       FAIL(d, "module %.200s: its matrix is changed by another module of the adapter, too",
@@ -292,7 +289,7 @@ static void add_pair(loader *d, const target *t, const mr_gguf_tensor *ta, const
     if (d->rc)
       break;
     x->a = a;
-    x->rank = rank;
+    x->rank = x->up_rank = rank;
     x->b = mr_lora_block(&d->l->raw, (size_t)t->w[i]->n * (size_t)rank, sizeof(float));
     if (x->b)
       take_rows(d, t, i, x->b, b, rank, scale);
@@ -476,6 +473,9 @@ mr_code mr_lora_load(mr_lora *l, int i, const char *name, const char *dir, mr_er
   d.rc = mr_lora_config_read(&d.config, config, err);
   if (!d.rc)
     d.rc = mr_safetensors_open_file(&d.st, path, err);
+  if (!d.rc && l->m->c.arch.mla &&
+      !(d.latent = mr_lora_block(&l->raw, (size_t)l->m->c.n_layers, sizeof *d.latent)))
+    no_memory(&d);
   size_t n = d.rc ? 0 : mr_safetensors_n(d.st);
   for (size_t t = 0; t < n && !d.rc; t++) {
     tensor x;
@@ -484,6 +484,8 @@ mr_code mr_lora_load(mr_lora *l, int i, const char *name, const char *dir, mr_er
   }
   if (!d.rc && n == 0)
     FAIL(&d, "there are no tensors in it");
+  for (int y = 0; d.latent && y < l->m->c.n_layers && !d.rc; y++)
+    d.rc = mr_lora_add_latent(l, i, y, &d.latent[y], path, err);
   mr_safetensors_close(d.st);
   mr_lora_config_free(&d.config);
   return d.rc;

@@ -539,18 +539,10 @@ static void test_not_finite_or_absent(void **unused) {
   close_all(&e, l);
 }
 
-/* Each allocation fails once; nothing leaks. */
-static void test_no_memory(void **unused) {
-  (void)unused;
-  char path[300];
-  snprintf(path, sizeof path, "%s", tiny_model());
+/* Each allocation of loading an adapter fails once; nothing leaks. */
+static void starve(const char *path, const char *dir) {
   mr_err err = MR_ERR_INIT;
   mr_model *m;
-  clear(&adapter);
-  float *delta = calloc(TINY_DIM * TINY_FF, sizeof *delta);
-  make_pair("model.layers.0.mlp.up_proj", TINY_FF, TINY_DIM, delta);
-  free(delta);
-  const char *dir = write_adapter("memory", plain_config);
   assert_int_equal(mr_model_open(&m, path, &err), MR_OK);
   int64_t live = mr_mem_live();
   mr_code rc = MR_E_NOMEM;
@@ -571,16 +563,28 @@ static void test_no_memory(void **unused) {
   mr_model_close(m);
 }
 
+static void test_no_memory(void **unused) {
+  (void)unused;
+  char path[300];
+  snprintf(path, sizeof path, "%s", tiny_model());
+  clear(&adapter);
+  float *delta = calloc(TINY_DIM * TINY_FF, sizeof *delta);
+  make_pair("model.layers.0.mlp.up_proj", TINY_FF, TINY_DIM, delta);
+  free(delta);
+  starve(path, write_adapter("memory", plain_config));
+}
+
 /* ------------------------------------------------------------------ directories */
+
+static const char *only; /* stems of what is adapted; NULL: all there is */
 
 static bool adaptable(const mr_config *c, const char *module, int *layer) {
   int item;
   const char *stem = mr_names_module(module, layer, &item);
-  if (!stem || strstr(stem, "norm") || !strcmp(stem, "position_embd") || strstr(stem, "project_") ||
-      !strcmp(stem, "ffn_gate_inp_shexp") || (*layer < 0 && (c->d_embed || c->tied == 1)) ||
-      *layer >= c->n_layers)
-    return false;
-  return strcmp(stem, "attn_kv_b") != 0;
+  return stem && (!only || strstr(only, stem)) && !strstr(stem, "norm") &&
+         strcmp(stem, "position_embd") != 0 && !strstr(stem, "project_") &&
+         strcmp(stem, "ffn_gate_inp_shexp") != 0 &&
+         (*layer >= 0 || (!c->d_embed && c->tied != 1)) && *layer < c->n_layers;
 }
 
 /* The tensors of a directory with an adapter's part added, to `merged`; the adapter to `adapter`.
@@ -616,15 +620,12 @@ static void adapt_directory(const mr_weights *w, const mr_config *c) {
   }
 }
 
-static void one_directory(void **path) {
+/* Two adapters of a directory, and the second of them merged into it, in `whole`. */
+static void write_merged(const char *dir, const char *dirs[2], char whole[300]) {
   mr_err err = MR_ERR_INIT;
-  char dir[PATH_MAX], to[400], from[PATH_MAX + 20], whole[300];
+  char to[400], from[PATH_MAX + 20];
   mr_weights *w;
   mr_config c;
-  engine base, with;
-  mr_lora *l, *none;
-  const char *dirs[2];
-  assert_non_null(realpath(*path, dir));
   assert_int_equal(mr_weights_open(&w, dir, &err), MR_OK);
   assert_int_equal(mr_config_from_dir(&c, dir, &err), MR_OK);
   state = 11;
@@ -637,7 +638,7 @@ static void one_directory(void **path) {
   adapt_directory(w, &c);
   dirs[1] = dirs[0];
   dirs[0] = write_adapter("first", plain_config);
-  snprintf(whole, sizeof whole, "%s/merged", temp_dir);
+  snprintf(whole, 300, "%s/merged", temp_dir);
   mkdir(whole, 0700);
   snprintf(to, sizeof to, "%s/config.json", whole);
   snprintf(from, sizeof from, "%s/config.json", dir);
@@ -646,6 +647,16 @@ static void one_directory(void **path) {
   snprintf(to, sizeof to, "%s/model.safetensors", whole);
   write_file(&merged, to);
   mr_weights_close(w);
+}
+
+static void one_directory(void **path) {
+  mr_err err = MR_ERR_INIT;
+  char dir[PATH_MAX], whole[300];
+  engine base, with;
+  mr_lora *l, *none;
+  const char *dirs[2];
+  assert_non_null(realpath(*path, dir));
+  write_merged(dir, dirs, whole);
   if (open_with(&base, &l, dir, dirs, 2, &err))
     fail_msg("%s: %s", dir, err.text);
   if (open_with(&with, &none, whole, NULL, 0, &err))
@@ -655,6 +666,146 @@ static void one_directory(void **path) {
   compare(&base, &with, strrchr(dir, '/') + 1);
   close_all(&base, l);
   close_all(&with, NULL);
+}
+
+/* ------------------------------------------------------------------ latent attention */
+
+enum { HEADS = 3, NOPE = 10, ROPE = 6, VALUES = 14, LATENT = 24, LOW = 20, WIDE = 48 };
+
+static float *put_random(const char *name, int rows, int cols) {
+  float *v = put(&merged, name, rows, cols);
+  fill(v, (size_t)rows * (size_t)cols, 2 / sqrtf((float)cols));
+  return v;
+}
+
+/* A small model of the kind of deepseek, whose queries have one matrix or (low) two. */
+static const char *latent_model(bool low) {
+  static char dir[300];
+  char path[400], name[100];
+  const struct {
+    const char *name;
+    int rows, cols; /* cols 0: ones */
+  } layer[] = {
+      {"input_layernorm", WIDE, 0},
+      {"post_attention_layernorm", WIDE, 0},
+      {"self_attn.kv_a_layernorm", LATENT, 0},
+      {"self_attn.kv_a_proj_with_mqa", LATENT + ROPE, WIDE},
+      {"self_attn.kv_b_proj", HEADS * (NOPE + VALUES), LATENT},
+      {"self_attn.o_proj", WIDE, HEADS * VALUES},
+      {"mlp.gate_proj", 64, WIDE},
+      {"mlp.up_proj", 64, WIDE},
+      {"mlp.down_proj", WIDE, 64},
+      {low ? "self_attn.q_b_proj" : "self_attn.q_proj", HEADS * (NOPE + ROPE), low ? LOW : WIDE},
+      {"self_attn.q_a_layernorm", LOW, 0},
+      {"self_attn.q_a_proj", LOW, WIDE}};
+  clear(&merged);
+  state = 5;
+  put_random("model.embed_tokens.weight", 96, WIDE);
+  put_random("lm_head.weight", 96, WIDE);
+  fill(put(&merged, "model.norm.weight", 1, WIDE), WIDE, 1);
+  for (int l = 0; l < 2; l++)
+    for (size_t i = 0; i < sizeof layer / sizeof *layer - (low ? 0 : 2); i++) {
+      snprintf(name, sizeof name, "model.layers.%d.%s.weight", l, layer[i].name);
+      if (layer[i].cols)
+        put_random(name, layer[i].rows, layer[i].cols);
+      else
+        for (float *v = put(&merged, name, 1, layer[i].rows), *at = v; at < v + layer[i].rows;)
+          *at++ = 1;
+    }
+  snprintf(dir, sizeof dir, "%s/latent", temp_dir);
+  mkdir(dir, 0700);
+  snprintf(path, sizeof path, "%s/model.safetensors", dir);
+  write_file(&merged, path);
+  snprintf(path, sizeof path, "%s/config.json", dir);
+  FILE *f = fopen(path, "wb");
+  assert_non_null(f);
+  fprintf(f,
+          "{\"model_type\":\"deepseek_v3\",\"hidden_size\":%d,\"intermediate_size\":64,"
+          "\"vocab_size\":96,\"num_hidden_layers\":2,\"num_attention_heads\":%d,"
+          "\"kv_lora_rank\":%d,\"qk_nope_head_dim\":%d,\"qk_rope_head_dim\":%d,"
+          "\"v_head_dim\":%d,\"q_lora_rank\":%s,\"max_position_embeddings\":64,"
+          "\"rms_norm_eps\":1e-6,\"tie_word_embeddings\":false}",
+          WIDE, HEADS, LATENT, NOPE, ROPE, VALUES, low ? "20" : "null");
+  fclose(f);
+  return dir;
+}
+
+/* kv_b alone, beside each of what it is multiplied with, and all at once. */
+static void test_latent(void **unused) {
+  (void)unused;
+  static const char *const sets[] = {"attn_kv_b", "attn_kv_b attn_q_b attn_q",
+                                     "attn_kv_b attn_output", "attn_q_b attn_q attn_output", NULL};
+  for (size_t i = 0; i < 2 * sizeof sets / sizeof *sets; i++) {
+    const char *dir = latent_model(i % 2);
+    only = sets[i / 2];
+    one_directory((void **)&dir);
+  }
+  only = NULL;
+  const char *dirs[2], *dir = latent_model(true);
+  char whole[300];
+  write_merged(dir, dirs, whole);
+  starve(dir, dirs[0]);
+}
+
+/* In int8: hardly further from float32 beside the base than merged into it. */
+static void test_latent_fast(void **unused) {
+  (void)unused;
+  mr_err err = MR_ERR_INIT;
+  const char *dirs[2], *dir = latent_model(true);
+  char whole[300];
+  float *out[3];
+  write_merged(dir, dirs, whole);
+  for (int i = 0; i < 3; i++) { /* merged exactly, merged, beside */
+    engine e;
+    mr_lora *l;
+    scheme = i ? MR_SCHEME_I8 : MR_SCHEME_F32;
+    assert_int_equal(open_with(&e, &l, i < 2 ? whole : dir, dirs, i < 2 ? 0 : 1, &err), MR_OK);
+    open_rest(&e);
+    out[i] = alone(&e, 1, i == 2);
+    close_all(&e, l);
+  }
+  scheme = MR_SCHEME_F32;
+  double a = rms(out[1], out[0], TOKENS * 96), b = rms(out[2], out[0], TOKENS * 96);
+  print_message("off by %.4f merged, %.4f beside\n", a, b);
+  assert_true(a > 0 && b > 0 && b < 1.3 * a);
+  for (int i = 0; i < 3; i++)
+    free(out[i]);
+}
+
+/* A bias of queries goes through kv_b as the adapter leaves it; one of kv_b is refused. */
+static void test_latent_bias(void **unused) {
+  (void)unused;
+  static const char q[] = "base_model.model.model.layers.1.self_attn.q_proj.base_layer.bias";
+  mr_err err = MR_ERR_INIT;
+  const char *dirs[2], *dir = latent_model(false);
+  char whole[300];
+  engine e;
+  mr_lora *l;
+  write_merged(dir, dirs, whole); /* `adapter` is that of dirs[1] */
+  float *b = put(&adapter, q, 1, HEADS * (NOPE + ROPE)), *kv_b = NULL;
+  fill(b, HEADS * (NOPE + ROPE), 1);
+  for (int i = 0; i < merged.n; i++)
+    if (!strcmp(merged.t[i].name, "model.layers.1.self_attn.kv_b_proj.weight"))
+      kv_b = merged.t[i].v;
+  const char *with = write_adapter("bias", plain_config);
+  assert_int_equal(open_with(&e, &l, dir, &with, 1, &err), MR_OK);
+  const float *bias = e.m->layers[1].q.lora->bias;
+  assert_non_null(bias);
+  for (int h = 0; h < HEADS; h++)
+    for (int i = 0; i < LATENT + ROPE; i++) {
+      double want = i < LATENT ? 0 : b[h * (NOPE + ROPE) + NOPE + i - LATENT];
+      for (int j = 0; i < LATENT && j < NOPE; j++)
+        want += (double)kv_b[(h * (NOPE + VALUES) + j) * LATENT + i] * b[h * (NOPE + ROPE) + j];
+      assert_true(fabs(bias[h * (LATENT + ROPE) + i] - want) < 1e-5);
+    }
+  assert_null(e.m->layers[0].q.lora->bias);
+  close_all(&e, l);
+  put(&adapter, "base_model.model.model.layers.0.self_attn.kv_b_proj.lora_B.bias", 1,
+      HEADS * (NOPE + VALUES));
+  with = write_adapter("bias", plain_config);
+  assert_int_equal(open_with(&e, &l, dir, &with, 1, &err), MR_E_DATA);
+  assert_non_null(strstr(err.text, "bias of kv_b"));
+  close_all(&e, l);
 }
 
 #define MAX_DIRS 128
@@ -685,7 +836,10 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_refused, temp_begin, temp_end),
       cmocka_unit_test_setup_teardown(test_not_finite_or_absent, temp_begin, temp_end),
       cmocka_unit_test_setup_teardown(test_no_memory, temp_begin, temp_end),
+      cmocka_unit_test_setup_teardown(test_latent, temp_begin, temp_end),
+      cmocka_unit_test_setup_teardown(test_latent_fast, temp_begin, temp_end),
+      cmocka_unit_test_setup_teardown(test_latent_bias, temp_begin, temp_end),
   };
-  size_t n = find_directories(tests, 5);
+  size_t n = find_directories(tests, 9);
   return _cmocka_run_group_tests("lora", tests, n, NULL, NULL);
 }
