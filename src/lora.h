@@ -13,7 +13,8 @@
  * After mr_lora_add the model's matrices know what each adapter adds to them (mr_matrix.lora);
  * a row of a step names its adapter (mr_run.adapter: 0 none, i + 1). Modules are known by the names
  * that they have in Hugging Face models, whatever the base was read from: rows of B are reordered
- * where a GGUF file has reordered rows, and cut where a tensor is fused.
+ * where a GGUF file has reordered rows, and cut where a tensor is fused; what is stacked for all
+ * experts (target_parameters) goes to each one's matrices.
  *
  * Latent attention (product.h): kv_b is a factor of the queries' matrix and of the output's, head
  * by head, so that an adapter of it adds rank times heads ranks to each. One of the two factors of

@@ -20,9 +20,10 @@ typedef struct mr_lora_config {
   bool tied;                       /* what changes the embedding changes the head, too */
   mr_lora_pattern *ranks, *alphas; /* the first that fits counts; owned */
   size_t n_ranks, n_alphas;
-  mr_regex *target; /* target_modules as an expression; NULL: a list, or all */
-  json_t *targets;  /* a list of names; NULL: target or all */
-  json_t *layers;   /* layers_to_transform as a list; NULL: all */
+  mr_regex *target;   /* target_modules as an expression; NULL: a list, or all */
+  json_t *targets;    /* a list of names; NULL: target or all */
+  json_t *layers;     /* layers_to_transform as a list; NULL: all */
+  json_t *parameters; /* target_parameters: a list of names; NULL: none */
   mr_regex_scratch scratch;
 } mr_lora_config;
 
@@ -31,7 +32,9 @@ mr_code mr_lora_config_read(mr_lora_config *c, const char *path, mr_err *err);
 void mr_lora_config_free(mr_lora_config *c);
 /* Whether target_modules and layers_to_transform name the module. */
 bool mr_lora_config_targets(mr_lora_config *c, const char *module, int layer);
-/* Rank and factor of a module. */
+/* Whether target_parameters names the parameter ("...mlp.experts.down_proj"). */
+bool mr_lora_config_parameter(const mr_lora_config *c, const char *name);
+/* Rank and factor of a module, or of a parameter. */
 void mr_lora_config_module(mr_lora_config *c, const char *module, int *rank, float *scale);
 
 /* Zeroed memory that lives as long as its list. NULL: none. */
