@@ -313,8 +313,14 @@ static bool mark(mr_out_plan *p, const mr_names *names, int layer, const char *s
   t->layer = layer;
   snprintf(t->stem, sizeof t->stem, "%s", stem);
   bool matrix = mr_site_of(stem) >= 0 || !strncmp(stem, "ffn_down_", 9);
-  if (raw->n_dims == 2 && matrix && !strcmp(ext, ".weight"))
-    t->kind = MR_OUT_MATRIX;
+  if (raw->n_dims != 2 || !matrix || strcmp(ext, ".weight") != 0)
+    return true;
+  t->kind = MR_OUT_MATRIX;
+  t->columns = p->m->c.arch.hf_columns;
+  if (t->columns) {
+    t->dims[0] = raw->dims[1];
+    t->dims[1] = t->rows = raw->dims[0];
+  }
   return true;
 }
 
@@ -346,6 +352,7 @@ static bool from_directory(maker *k) {
       return true;
     snprintf(t->name, sizeof t->name, "%.*s", (int)(raw->name.len < 63 ? raw->name.len : 63),
              raw->name.s);
+    t->full = raw->name;
     t->raw = raw;
     t->dtype = raw->dtype;
     t->n_dims = raw->n_dims;
@@ -364,10 +371,9 @@ static bool from_directory(maker *k) {
 }
 
 static mr_code check_directory(const mr_model *m, mr_err *err) {
-  const char *why = !m->weights->st        ? "the model is no directory"
-                    : m->c.arch.mla        ? "latent attention is folded into its matrices"
-                    : m->c.arch.hf_columns ? "its matrices are stored transposed"
-                                           : NULL;
+  const char *why = !m->weights->st ? "the model is no directory"
+                    : m->c.arch.mla ? "latent attention is folded into its matrices"
+                                    : NULL;
   for (size_t i = 0; !why && i < mr_weights_n(m->weights); i++) {
     int type = mr_weights_at(m->weights, i)->dtype;
     if (mr_weights_at(m->weights, i)->dims[3] > 1)
@@ -403,8 +409,13 @@ void mr_out_plan_free(mr_out_plan *p) {
 
 static void plain_row(const mr_out_plan *p, const mr_out_tensor *t, int64_t r, float *dst) {
   int64_t n = t->dims[0];
+  const mr_dtype_info *type = t->raw ? mr_dtype_get(t->raw->dtype) : NULL;
+  if (t->columns) {
+    for (int64_t i = 0; i < n; i++)
+      type->to_f32(dst + i, t->raw->data + (uint64_t)(i * t->rows + r) * type->block_bytes, 1);
+    return;
+  }
   if (t->raw) {
-    const mr_dtype_info *type = mr_dtype_get(t->raw->dtype);
     type->to_f32(dst, t->raw->data + (uint64_t)r * mr_dtype_bytes(t->raw->dtype, (uint64_t)n), n);
     return;
   }

@@ -39,7 +39,7 @@ static bool products_needed(const mr_recipe *r) {
 /* ------------------------------------------------------------------ factors into the plan */
 
 static bool is_bias(const mr_out_tensor *t) {
-  mr_str s = t->raw ? t->raw->name : (mr_str){t->name, strlen(t->name)};
+  mr_str s = t->full.s ? t->full : (mr_str){t->name, strlen(t->name)};
   return s.len > 5 && !memcmp(s.s + s.len - 5, ".bias", 5);
 }
 

@@ -181,8 +181,8 @@ static void budget_and_threads(void **state) {
 }
 
 static void directories(void **state) {
-  static const char *const names[] = {"llama_gqa", "qwen2", "gemma",   "phi3",     "gpt_neox",
-                                      "codegen",   "bloom", "mixtral", "qwen3_moe"};
+  static const char *const names[] = {"llama_gqa", "qwen2", "gemma",   "phi3",      "gpt_neox",
+                                      "codegen",   "bloom", "mixtral", "qwen3_moe", "gpt2"};
   static const double limit[] = {[MR_FORM_GPTQ] = 0.3,
                                  [MR_FORM_AWQ] = 0.3,
                                  [MR_FORM_INT8] = 0.01,
@@ -200,6 +200,10 @@ static void directories(void **state) {
       snprintf(out, sizeof out, "%s", temp_path("dir"));
       mr_quantize_opts o = options(in, out, MR_F32, MR_METHOD_IMPORTANCE, MR_SPARSE_NO);
       o.form = (mr_quantize_form)form;
+      if (!strcmp(names[i], "gpt2") && form >= MR_FORM_INT8) { /* stored transposed */
+        assert_int_equal(mr_quantize_dir(&o, &r, &err), MR_E_UNAVAILABLE);
+        continue;
+      }
       if (form == MR_FORM_GPTQ)
         o.method = MR_METHOD_GPTQ;
       else if (form == MR_FORM_AWQ)
@@ -276,7 +280,7 @@ static void outliers_are_checked(void **state) {
 }
 
 static void directories_refused(void **state) {
-  static const char *const names[] = {"hf/gpt2", "hf/granitemoe", "hf/gpt_oss", "hf/deepseek_v3",
+  static const char *const names[] = {"hf/granitemoe", "hf/gpt_oss", "hf/deepseek_v3",
                                       "quant/awq-4bit-g32"};
   (void)state;
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
