@@ -267,7 +267,7 @@ static mr_code put_plain(job *j, const mr_out_tensor *t, mr_err *err) {
 static mr_code put_tensor(job *j, const mr_out_tensor *t, mr_err *err) {
   mr_recipe_rows from = {0};
   if (t->kind != MR_OUT_MATRIX)
-    return put_plain(j, t, err);
+    return t->kind == MR_OUT_NONE ? MR_OK : put_plain(j, t, err);
   mr_code rc = mr_recipe_tensor(j->recipe, t, &from, err);
   if (rc)
     return rc;
@@ -289,7 +289,7 @@ static mr_code write_weights(job *j, mr_err *err) {
     mr_out_tensor *t = &j->plan.t[i];
     if (t->kind != MR_OUT_MATRIX && (t->row || t->col))
       t->dtype = MR_F32;
-    rc = declare_tensor(j, t, err);
+    rc = t->kind == MR_OUT_NONE ? MR_OK : declare_tensor(j, t, err);
   }
   if (!rc)
     rc = mr_st_write_begin(j->w, err);

@@ -324,6 +324,64 @@ static bool mark(mr_out_plan *p, const mr_names *names, int layer, const char *s
   return true;
 }
 
+/* A matrix of the loaded model, or its bias, under a name of its own. */
+static void add_own(maker *k, const char *stem, const char *name, const mr_matrix *w, bool bias) {
+  size_t len = strlen(name);
+  float *room = own(k, len / sizeof(float) + 1); /* of text, which the plan keeps */
+  mr_out_tensor *t = room ? add(k, bias ? MR_OUT_PLAIN : MR_OUT_MATRIX, stem, "") : NULL;
+  if (!t)
+    return;
+  memcpy(room, name, len);
+  t->full = (mr_str){(const char *)room, len};
+  snprintf(t->name, sizeof t->name, "%s", name);
+  t->dims[0] = bias ? w->n : w->k;
+  if (bias) {
+    t->values = w->bias;
+    return;
+  }
+  t->n_dims = 2;
+  t->dims[1] = t->rows = w->n;
+  t->first = (int)k->p->n_parts;
+  t->n_parts = 1;
+  part(k, w);
+}
+
+/* A fused tensor's matrices go by the names that single experts have. False: there is none. */
+static bool take_apart(maker *k, const mr_names *names, const char *fused, size_t n,
+                       const char *const *stems, const size_t *members) {
+  static const char *const ext[] = {"", ".weight", "_bias"};
+  const mr_layer *y = &k->p->m->layers[k->layer];
+  const mr_gguf_tensor *like = NULL;
+  char name[MR_NAME];
+  for (size_t i = 0; i < sizeof ext / sizeof *ext; i++) {
+    const mr_gguf_tensor *raw = mr_names_find(names, k->layer, fused, ext[i], 0, name);
+    if (!raw || (!like && raw->n_dims != 3))
+      continue;
+    like = like ? like : raw;
+    k->p->t[raw - mr_weights_at(k->p->m->weights, 0)].kind = MR_OUT_NONE;
+  }
+  for (int e = 0; like && e < k->p->m->c.n_experts; e++)
+    for (size_t i = 0; i < n; i++) {
+      const char *x = (const char *)(y->experts + e) + members[i];
+      const mr_matrix *w = (const mr_matrix *)(const void *)x;
+      mr_names_beside(names, k->layer, stems[i], ".weight", e, like->name, name);
+      add_own(k, stems[i], name, w, false);
+      mr_names_beside(names, k->layer, stems[i], ".bias", e, like->name, name);
+      if (w->bias)
+        add_own(k, stems[i], name, w, true);
+    }
+  return like != NULL;
+}
+
+/* The matrices of a layer's experts that lie in two tensors; false: they do not. */
+static bool take_experts(maker *k, const mr_names *names) {
+  static const char *const stems[] = {"ffn_gate_exp", "ffn_up_exp", "ffn_down_exp"};
+  static const size_t members[] = {offsetof(mr_expert, gate), offsetof(mr_expert, up),
+                                   offsetof(mr_expert, down)};
+  return take_apart(k, names, "ffn_gate_up_exps", 2, stems, members) &&
+         take_apart(k, names, "ffn_down_exps", 1, stems + 2, members + 2);
+}
+
 /* The matrices of a layer's experts; false: there are experts, but not one by one. */
 static bool mark_experts(mr_out_plan *p, const mr_names *names, int layer) {
   static const char *const each[] = {"ffn_gate_exp", "ffn_up_exp", "ffn_down_exp"};
@@ -337,7 +395,7 @@ static bool mark_experts(mr_out_plan *p, const mr_names *names, int layer) {
   return found;
 }
 
-/* False: experts that lie in one tensor. */
+/* False: experts that lie in a tensor of another kind. */
 static bool from_directory(maker *k) {
   static const char *const stems[] = {"attn_q",   "attn_k", "attn_v",   "attn_qkv",  "attn_output",
                                       "ffn_gate", "ffn_up", "ffn_down", "attn_norm", "ffn_norm"};
@@ -365,7 +423,8 @@ static bool from_directory(maker *k) {
       mark(k->p, &names, i, stems[s], 0, ".weight");
       mark(k->p, &names, i, stems[s], 0, ".bias");
     }
-    found &= mark_experts(k->p, &names, i);
+    k->layer = i;
+    found &= mark_experts(k->p, &names, i) || take_experts(k, &names);
   }
   return found;
 }
@@ -393,8 +452,9 @@ mr_code mr_out_plan_dir(mr_out_plan *p, const mr_model *m, mr_err *err) {
   mr_code rc = check_directory(m, err);
   *p = (mr_out_plan){.m = m, .less_one = m->c.arch.hf_plus1};
   if (!rc && !from_directory(&k))
-    rc = mr_err_at(err, MR_E_UNAVAILABLE, m->weights->path, 0, -1,
-                   "cannot be written as a quantized directory: its experts lie in one tensor");
+    rc = mr_err_at(
+        err, MR_E_UNAVAILABLE, m->weights->path, 0, -1,
+        "cannot be written as a quantized directory: its experts lie one below the other");
   return rc ? rc : k.failed ? no_memory(err) : MR_OK;
 }
 

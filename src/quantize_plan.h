@@ -8,12 +8,13 @@
 typedef enum mr_out_kind {
   MR_OUT_MATRIX, /* gets the type asked for */
   MR_OUT_HEAD,   /* ... the head's */
-  MR_OUT_PLAIN   /* stays as it is: F32, or the type in a GGUF file */
+  MR_OUT_PLAIN,  /* stays as it is: F32, or the type in a GGUF file */
+  MR_OUT_NONE    /* is not written: of a directory's fused experts, each has tensors of its own */
 } mr_out_kind;
 
 typedef struct mr_out_tensor {
   char name[MR_GGUF_NAME]; /* of a directory: its beginning */
-  mr_str full;             /* of a directory: all of it; borrowed */
+  mr_str full;             /* of a directory: all of it; borrowed, or owned by the plan */
   int layer;               /* -1: of none */
   char stem[32];           /* the name without "blk.N." and ending: "attn_q" */
   mr_out_kind kind;
@@ -44,8 +45,8 @@ typedef struct mr_out_plan {
 /* The tensors of the file, without types. MR_E_UNAVAILABLE: a directory whose architecture has no
  * names in GGUF. */
 mr_code mr_out_plan_make(mr_out_plan *p, const mr_model *m, mr_err *err);
-/* The tensors of a directory under their own names. Matrices that a recipe may round are
- * MR_OUT_MATRIX, all else is PLAIN. */
+/* The tensors of a directory under their own names, then those of experts that lay in one tensor.
+ * Matrices that a recipe may round are MR_OUT_MATRIX, all else is PLAIN or NONE. */
 mr_code mr_out_plan_dir(mr_out_plan *p, const mr_model *m, mr_err *err);
 void mr_out_plan_free(mr_out_plan *p);
 /* One row as float32. */
