@@ -312,7 +312,8 @@ static bool mark(mr_out_plan *p, const mr_names *names, int layer, const char *s
     return true;
   t->layer = layer;
   snprintf(t->stem, sizeof t->stem, "%s", stem);
-  bool matrix = mr_site_of(stem) >= 0 || !strncmp(stem, "ffn_down_", 9);
+  bool matrix =
+      mr_site_of(stem) >= 0 || !strncmp(stem, "ffn_down_", 9) || !strcmp(stem, "attn_kv_b");
   if (raw->n_dims != 2 || !matrix || strcmp(ext, ".weight") != 0)
     return true;
   t->kind = MR_OUT_MATRIX;
@@ -397,8 +398,9 @@ static bool mark_experts(mr_out_plan *p, const mr_names *names, int layer) {
 
 /* False: experts that lie in a tensor of another kind. */
 static bool from_directory(maker *k) {
-  static const char *const stems[] = {"attn_q",   "attn_k", "attn_v",   "attn_qkv",  "attn_output",
-                                      "ffn_gate", "ffn_up", "ffn_down", "attn_norm", "ffn_norm"};
+  static const char *const stems[] = {
+      "attn_q",   "attn_k",    "attn_v",   "attn_qkv", "attn_output", "ffn_gate",      "ffn_up",
+      "ffn_down", "attn_norm", "ffn_norm", "attn_q_a", "attn_q_b",    "attn_kv_a_mqa", "attn_kv_b"};
   const mr_model *m = k->p->m;
   mr_names names;
   mr_names_open(&names, m->weights);
@@ -430,9 +432,7 @@ static bool from_directory(maker *k) {
 }
 
 static mr_code check_directory(const mr_model *m, mr_err *err) {
-  const char *why = !m->weights->st ? "the model is no directory"
-                    : m->c.arch.mla ? "latent attention is folded into its matrices"
-                                    : NULL;
+  const char *why = m->weights->st ? NULL : "the model is no directory";
   for (size_t i = 0; !why && i < mr_weights_n(m->weights); i++) {
     int type = mr_weights_at(m->weights, i)->dtype;
     if (mr_weights_at(m->weights, i)->dims[3] > 1)

@@ -6,83 +6,20 @@
 #include <limits.h>
 #include <math.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#include <jansson.h>
-
-#include "io/json.h"
 #include "io/mem.h"
 #include "src/forward.h"
 #include "src/lora.h"
 #include "src/names.h"
-#include "tests/unit/temp.h"
+#include "tests/unit/tiny_hf.h"
 
 #define RANK 3
 #define V_RANK 2 /* by rank_pattern */
 #define ALPHA 6.0
 #define V_ALPHA 5.0
-#define MAX_OUT 8192
-
-/* ------------------------------------------------------------------ writing safetensors */
-
-typedef struct out_tensor {
-  char name[256];
-  int deep, rows, cols; /* deep 0: a matrix */
-  float *v;             /* owned */
-} out_tensor;
-
-typedef struct out_file {
-  out_tensor t[MAX_OUT];
-  int n;
-} out_file;
 
 static out_file merged, adapter;
-
-static float *put(out_file *f, const char *name, int rows, int cols) {
-  assert_true(f->n < MAX_OUT);
-  out_tensor *t = &f->t[f->n++];
-  snprintf(t->name, sizeof t->name, "%s", name);
-  t->rows = rows;
-  t->cols = cols;
-  t->v = calloc((size_t)rows * (size_t)cols, sizeof(float));
-  assert_non_null(t->v);
-  return t->v;
-}
-
-static void clear(out_file *f) {
-  for (int i = 0; i < f->n; i++)
-    free(f->t[i].v);
-  f->n = 0;
-}
-
-static void write_file(const out_file *f, const char *path) {
-  json_t *root = json_object();
-  size_t at = 0;
-  for (int i = 0; i < f->n; i++) {
-    size_t bytes = (size_t)f->t[i].rows * (size_t)f->t[i].cols * 4;
-    json_t *shape = json_array();
-    if (f->t[i].deep)
-      json_array_append_new(shape, json_integer(f->t[i].deep));
-    json_array_append_new(shape, json_integer(f->t[i].rows / (f->t[i].deep ? f->t[i].deep : 1)));
-    json_array_append_new(shape, json_integer(f->t[i].cols));
-    json_object_set_new(root, f->t[i].name,
-                        json_pack("{s:s,s:o,s:[I,I]}", "dtype", "F32", "shape", shape,
-                                  "data_offsets", (json_int_t)at, (json_int_t)(at + bytes)));
-    at += bytes;
-  }
-  char *text = mr_json_dumps(root, JSON_COMPACT);
-  uint64_t len = (strlen(text) + 7) / 8 * 8;
-  FILE *out = fopen(path, "wb");
-  assert_non_null(out);
-  fwrite(&len, 8, 1, out);
-  fprintf(out, "%-*s", (int)len, text);
-  for (int i = 0; i < f->n; i++)
-    fwrite(f->t[i].v, 4, (size_t)f->t[i].rows * (size_t)f->t[i].cols, out);
-  assert_int_equal(fclose(out), 0);
-  mr_mem_free(text);
-  json_decref(root);
-}
 
 static const char *const plain_config =
     "{\"peft_type\":\"LORA\",\"r\":3,\"lora_alpha\":6,\"use_rslora\":true,\"bias\":\"none\","
@@ -109,19 +46,6 @@ static const char *write_adapter(const char *name, const char *config) {
 }
 
 /* ------------------------------------------------------------------ adapters and what they add */
-
-static uint64_t seed;
-
-static void fill(float *v, size_t n, float scale) {
-  for (size_t i = 0; i < n; i++) {
-    float sum = 0; /* of uniform numbers: nearly normal, of variance 1 */
-    for (int j = 0; j < 4; j++) {
-      seed = seed * 6364136223846793005u + 1442695040888963407u;
-      sum += (float)(seed >> 40) / (float)(1 << 24) - 0.5f;
-    }
-    v[i] = sum * 1.73f * scale;
-  }
-}
 
 static bool is_v(const char *module) {
   size_t n = strlen(module);
@@ -464,54 +388,6 @@ static void one_directory(void **path) {
   compare(&base, &with, strrchr(dir, '/') + 1);
   close_all(&base, l);
   close_all(&with, NULL);
-}
-
-/* ------------------------------------------------------------------ small models */
-
-enum { WIDE = 48 };
-
-static float *put_random(const char *name, int rows, int cols) {
-  float *v = put(&merged, name, rows, cols);
-  fill(v, (size_t)rows * (size_t)cols, 2 / sqrtf((float)cols));
-  return v;
-}
-
-typedef struct part { /* of a layer; cols 0: a vector of ones */
-  const char *name;
-  int rows, cols;
-} part;
-
-/* A small model of two layers as a directory. */
-static const char *write_model(const part *layer, size_t n, const char *config) {
-  static char dir[300];
-  char path[400], name[100];
-  clear(&merged);
-  seed = 5;
-  put_random("model.embed_tokens.weight", 96, WIDE);
-  put_random("lm_head.weight", 96, WIDE);
-  fill(put(&merged, "model.norm.weight", 1, WIDE), WIDE, 1);
-  for (int l = 0; l < 2; l++)
-    for (size_t i = 0; i < n; i++) {
-      snprintf(name, sizeof name, "model.layers.%d.%s.weight", l, layer[i].name);
-      if (layer[i].cols)
-        put_random(name, layer[i].rows, layer[i].cols);
-      else
-        for (float *v = put(&merged, name, 1, layer[i].rows), *at = v; at < v + layer[i].rows;)
-          *at++ = 1;
-    }
-  snprintf(dir, sizeof dir, "%s/model", temp_dir);
-  mkdir(dir, 0700);
-  snprintf(path, sizeof path, "%s/model.safetensors", dir);
-  write_file(&merged, path);
-  snprintf(path, sizeof path, "%s/config.json", dir);
-  FILE *f = fopen(path, "wb");
-  assert_non_null(f);
-  fprintf(f,
-          "{\"hidden_size\":%d,\"vocab_size\":96,\"num_hidden_layers\":2,"
-          "\"max_position_embeddings\":64,\"rms_norm_eps\":1e-6,\"tie_word_embeddings\":false,%s}",
-          WIDE, config);
-  fclose(f);
-  return dir;
 }
 
 /* The tensor of `merged` with this name. */

@@ -275,19 +275,22 @@ enum { EXPERTS = 4, EXPERT_FF = 20 };
  * parameter all the same. */
 static const char *expert_model(void) {
   static char names[3 * EXPERTS][40];
-  part layer[8 + 3 * EXPERTS] = {
-      {"input_layernorm", WIDE, 0},     {"post_attention_layernorm", WIDE, 0},
-      {"self_attn.q_proj", WIDE, WIDE}, {"self_attn.k_proj", WIDE, WIDE},
-      {"self_attn.v_proj", WIDE, WIDE}, {"self_attn.o_proj", WIDE, WIDE},
-      {"mlp.gate", EXPERTS, WIDE}};
+  part layer[8 + 3 * EXPERTS] = {{"input_layernorm", TINY_HF_WIDE, 0},
+                                 {"post_attention_layernorm", TINY_HF_WIDE, 0},
+                                 {"self_attn.q_proj", TINY_HF_WIDE, TINY_HF_WIDE},
+                                 {"self_attn.k_proj", TINY_HF_WIDE, TINY_HF_WIDE},
+                                 {"self_attn.v_proj", TINY_HF_WIDE, TINY_HF_WIDE},
+                                 {"self_attn.o_proj", TINY_HF_WIDE, TINY_HF_WIDE},
+                                 {"mlp.gate", EXPERTS, TINY_HF_WIDE}};
   static const char *const each[] = {"gate", "up", "down"};
   size_t n = 7;
   for (int e = 0; e < EXPERTS; e++)
     for (int i = 0; i < 3; i++, n++) {
       snprintf(names[n - 7], sizeof *names, "mlp.experts.%d.%s_proj", e, each[i]);
-      layer[n] = (part){names[n - 7], i < 2 ? EXPERT_FF : WIDE, i < 2 ? WIDE : EXPERT_FF};
+      layer[n] =
+          (part){names[n - 7], i < 2 ? EXPERT_FF : TINY_HF_WIDE, i < 2 ? TINY_HF_WIDE : EXPERT_FF};
     }
-  return write_model(layer, n,
+  return write_model(&merged, layer, n,
                      "\"model_type\":\"qwen3_moe\",\"intermediate_size\":64,"
                      "\"num_attention_heads\":4,\"num_key_value_heads\":4,\"head_dim\":12,"
                      "\"num_experts\":4,\"num_experts_per_tok\":2,\"moe_intermediate_size\":20,"
@@ -311,17 +314,17 @@ static void merge_fused(int l, const char *param, const float *delta, int n, int
 }
 
 static void adapt_experts(bool gates, bool crossed) {
-  static float delta[EXPERTS * 2 * EXPERT_FF * WIDE];
+  static float delta[EXPERTS * 2 * EXPERT_FF * TINY_HF_WIDE];
   clear(&adapter);
   for (int l = 0; l < 2; l++) {
     char module[100];
     snprintf(module, sizeof module, "model.layers.%d.mlp.experts", l);
-    make_fused(module, EXPERTS, WIDE, EXPERT_FF, crossed, delta);
-    merge_fused(l, "down_proj", delta, WIDE, EXPERT_FF);
+    make_fused(module, EXPERTS, TINY_HF_WIDE, EXPERT_FF, crossed, delta);
+    merge_fused(l, "down_proj", delta, TINY_HF_WIDE, EXPERT_FF);
     snprintf(module, sizeof module, "model.layers.%d.mlp.experts.base_layer", l);
     if (gates) {
-      make_fused(module, EXPERTS, 2 * EXPERT_FF, WIDE, crossed, delta);
-      merge_fused(l, "gate_up_proj", delta, 2 * EXPERT_FF, WIDE);
+      make_fused(module, EXPERTS, 2 * EXPERT_FF, TINY_HF_WIDE, crossed, delta);
+      merge_fused(l, "gate_up_proj", delta, 2 * EXPERT_FF, TINY_HF_WIDE);
     }
   }
 }

@@ -10,28 +10,9 @@
 
 enum { HEADS = 3, NOPE = 10, ROPE = 6, VALUES = 14, LATENT = 24, LOW = 20 };
 
-/* One of the kind of deepseek, whose queries have one matrix or (low) two. */
 static const char *latent_model(bool low) {
-  const part layer[] = {
-      {"input_layernorm", WIDE, 0},
-      {"post_attention_layernorm", WIDE, 0},
-      {"self_attn.kv_a_layernorm", LATENT, 0},
-      {"self_attn.kv_a_proj_with_mqa", LATENT + ROPE, WIDE},
-      {"self_attn.kv_b_proj", HEADS * (NOPE + VALUES), LATENT},
-      {"self_attn.o_proj", WIDE, HEADS * VALUES},
-      {"mlp.gate_proj", 64, WIDE},
-      {"mlp.up_proj", 64, WIDE},
-      {"mlp.down_proj", WIDE, 64},
-      {low ? "self_attn.q_b_proj" : "self_attn.q_proj", HEADS * (NOPE + ROPE), low ? LOW : WIDE},
-      {"self_attn.q_a_layernorm", LOW, 0},
-      {"self_attn.q_a_proj", LOW, WIDE}};
-  char config[400];
-  snprintf(config, sizeof config,
-           "\"model_type\":\"deepseek_v3\",\"intermediate_size\":64,\"num_attention_heads\":%d,"
-           "\"kv_lora_rank\":%d,\"qk_nope_head_dim\":%d,\"qk_rope_head_dim\":%d,\"v_head_dim\":%d,"
-           "\"q_lora_rank\":%s",
-           HEADS, LATENT, NOPE, ROPE, VALUES, low ? "20" : "null");
-  return write_model(layer, sizeof layer / sizeof *layer - (low ? 0 : 2), config);
+  static const tiny_latent sizes = {HEADS, NOPE, ROPE, VALUES, LATENT, LOW};
+  return write_latent(&merged, &sizes, low);
 }
 
 /* kv_b alone, beside each of what it is multiplied with, and all at once. */
@@ -69,7 +50,8 @@ static void test_latent_fast(void **unused) {
     close_all(&e, l);
   }
   scheme = MR_SCHEME_F32;
-  double a = rms(out[1], out[0], TOKENS * 96), b = rms(out[2], out[0], TOKENS * 96);
+  double a = rms(out[1], out[0], TOKENS * TINY_HF_VOCAB),
+         b = rms(out[2], out[0], TOKENS * TINY_HF_VOCAB);
   print_message("off by %.4f merged, %.4f beside\n", a, b);
   assert_true(a > 0 && b > 0 && b < 1.3 * a);
   for (int i = 0; i < 3; i++)
