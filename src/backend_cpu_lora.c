@@ -1,8 +1,10 @@
 /* The rows of a step that have an adapter are sorted by it and cut into chunks. Two phases follow
  * the base's GEMM: A times each chunk's rows as they lie packed for the base, for all matrices of
- * the operation at once; then B
- * times that, chunk by chunk and matrix by matrix, added to y. Neither the sorting nor the cutting
- * changes bits: a row's sums are its own. */
+ * the operation at once; then B times that, chunk by chunk and matrix by matrix, added to y.
+ * Neither the sorting nor the cutting changes bits: a row's sums are its own.
+ *
+ * What all heads of latent attention share (mr_lora_heads) is multiplied head by head: before B
+ * with each head's part of the input, or in a third phase, added to each head's queries. */
 #include "src/backend_cpu_lora.h"
 
 #include <string.h>
@@ -74,6 +76,8 @@ bool mr_cpu_lora_open(mr_cpu_lora **out, const mr_cpu *c) {
   int ranks = l->most_ranks > 0 ? l->most_ranks : 1;
   x->t_ld = ((size_t)ranks + 15) & ~(size_t)15;
   x->mid_bytes = x->gemm->row_bytes(ranks);
+  if (l->most_heads > 0)
+    x->mid_bytes += (size_t)l->most_heads * x->gemm->row_bytes(l->head_rank);
   x->mid_plane = n * x->mid_bytes;
   x->out_ld = (size_t)PANELS * (size_t)x->gemm->nr;
   x->adapter = mr_mem_alloc(n, sizeof *x->adapter);
@@ -199,6 +203,40 @@ static const uint8_t *packed_rows(const job *j, const chunk *h, const mr_gemm_op
   return own;
 }
 
+/* A times what the input has of each head: to t, head by head. */
+static void meet_heads(const job *j, const chunk *h, const mr_lora_heads *a, float *t, int worker) {
+  const mr_cpu_lora *x = j->x;
+  const mr_gemm_ops *g = x->gemm;
+  const int32_t *row = j->rows->row + h->slot;
+  uint8_t *own = x->own_x + (size_t)worker * CHUNK * x->x_bytes;
+  for (int head = 0; head < a->n; head++) {
+    for (int r = 0; r < h->n; r++)
+      g->pack_row(own + (size_t)r * g->row_bytes(a->latent),
+                  mr_cpu_row(j->op->x, row[r]) + (size_t)head * (size_t)a->size, a->latent);
+    g->gemm(t + (size_t)head * (size_t)a->rank, x->t_ld, own, h->n, a->panels, 0,
+            panels_of(g, a->rank), a->rank, a->latent, NULL, 0);
+  }
+}
+
+static bool follows(const mr_lora_link *y) {
+  return y && y->heads && !y->heads->output;
+}
+
+/* Packed rows that meet the transpose of A in a head of the chunk. */
+static uint8_t *mid_of(const job *j, const chunk *h, int i, const mr_lora_link *y, int head) {
+  const mr_cpu_lora *x = j->x;
+  size_t rows = (size_t)h->n, up = y->up_rank ? x->gemm->row_bytes(y->up_rank) : 0;
+  return x->mid + (size_t)i * x->mid_plane + (size_t)h->slot * x->mid_bytes + rows * up +
+         (size_t)head * rows * x->gemm->row_bytes(y->heads->rank);
+}
+
+/* n values of each row of t, packed one row after the other. */
+static void pack_mid(const job *j, const chunk *h, uint8_t *to, const float *t, int n) {
+  const mr_gemm_ops *g = j->x->gemm;
+  for (int r = 0; r < h->n; r++)
+    g->pack_row(to + (size_t)r * g->row_bytes(n), t + (size_t)r * j->x->t_ld, n);
+}
+
 static void go_down(void *ctx, int item, int worker) {
   const job *j = ctx;
   mr_cpu_lora *x = j->x;
@@ -207,18 +245,22 @@ static void go_down(void *ctx, int item, int worker) {
   float *t = x->t + (size_t)h->slot * x->t_ld;
   for (int i = 0; i < j->op->n; i++) {
     const mr_lora_link *y = link_of(j, i, h->adapter);
-    if (!y || !y->down)
+    if (!y)
       continue;
-    if (y->down != last) {
+    if (y->down && y->down != last) {
       const mr_gemm_ops *g = &j->c->k->gemm[y->down->scheme];
       last = y->down;
       g->gemm(t, x->t_ld, packed_rows(j, h, g, worker), h->n, last->packed, 0,
               panels_of(g, last->ranks), last->ranks, j->k, NULL, 0);
     }
-    uint8_t *mid = x->mid + (size_t)i * x->mid_plane + (size_t)h->slot * x->mid_bytes;
-    for (int r = 0; r < h->n; r++)
-      x->gemm->pack_row(mid + (size_t)r * x->gemm->row_bytes(y->rank),
-                        t + (size_t)r * x->t_ld + y->first, y->rank);
+    if (y->heads && y->heads->output)
+      meet_heads(j, h, y->heads, t + y->first + y->rank, worker);
+    if (y->up)
+      pack_mid(j, h, x->mid + (size_t)i * x->mid_plane + (size_t)h->slot * x->mid_bytes,
+               t + y->first, y->up_rank);
+    for (int head = 0; follows(y) && head < y->heads->n; head++)
+      pack_mid(j, h, mid_of(j, h, i, y, head),
+               t + y->first + y->up_rank + (size_t)head * (size_t)y->heads->rank, y->heads->rank);
   }
 }
 
@@ -232,17 +274,17 @@ static void add_up(const job *j, const chunk *h, int i, int p0, int p1, int work
   int n = j->op->w[i]->n, col = p0 * g->nr, cols = (p1 * g->nr < n ? p1 * g->nr : n) - col;
   const uint8_t *mid = x->mid + (size_t)i * x->mid_plane + (size_t)h->slot * x->mid_bytes;
   mr_buf *to = j->op->y[i];
-  if (!y->down) {
+  if (!y->up) {
     for (int r = 0; y->bias && r < h->n; r++)
       j->c->k->axpy(mr_cpu_row(to, row[r]) + col, y->bias + col, 1, cols);
   } else if (row[h->n - 1] - row[0] == h->n - 1) {
     for (int r = 0; r < h->n; r += ROWS) /* few rows at a time: y is gone through in order */
-      g->gemm(mr_cpu_row(to, row[r]), to->ld, mid + (size_t)r * g->row_bytes(y->rank),
-              h->n - r < ROWS ? h->n - r : ROWS, y->up, p0, p1, n, y->rank, y->bias, 1);
+      g->gemm(mr_cpu_row(to, row[r]), to->ld, mid + (size_t)r * g->row_bytes(y->up_rank),
+              h->n - r < ROWS ? h->n - r : ROWS, y->up, p0, p1, n, y->up_rank, y->bias, 1);
   } else {
     float *out = x->out + (size_t)worker * CHUNK * x->out_ld;
-    g->gemm(out, x->out_ld, mid, h->n, y->up + (size_t)p0 * g->panel_bytes(y->rank), 0, p1 - p0,
-            cols, y->rank, y->bias ? y->bias + col : NULL, 0);
+    g->gemm(out, x->out_ld, mid, h->n, y->up + (size_t)p0 * g->panel_bytes(y->up_rank), 0, p1 - p0,
+            cols, y->up_rank, y->bias ? y->bias + col : NULL, 0);
     for (int r = 0; r < h->n; r++)
       j->c->k->axpy(mr_cpu_row(to, row[r]) + col, out + (size_t)r * x->out_ld, 1, cols);
   }
@@ -256,16 +298,43 @@ static void go_up(void *ctx, int item, int worker) {
     i++;
   const mr_lora_link *y = link_of(j, i, h->adapter);
   int total = panels_of(j->x->gemm, j->op->w[i]->n), p0 = (at - j->first[i]) * PANELS;
-  if (y && (y->down || y->bias))
+  if (y && (y->up || y->bias))
     add_up(j, h, i, p0, p0 + PANELS < total ? p0 + PANELS : total, worker);
+}
+
+/* The queries of one head, which are the operation's first matrix, of one chunk. */
+static void go_heads(void *ctx, int item, int worker) {
+  const job *j = ctx;
+  const mr_gemm_ops *g = j->x->gemm;
+  int heads = j->c->m->c.n_heads, head = item % heads;
+  const chunk *h = &j->rows->chunks[item / heads];
+  const mr_lora_link *y = link_of(j, 0, h->adapter);
+  const int32_t *row = j->rows->row + h->slot;
+  mr_buf *to = j->op->y[0];
+  (void)worker;
+  if (!follows(y))
+    return;
+  const mr_lora_heads *a = y->heads;
+  const uint8_t *mid = mid_of(j, h, 0, y, head);
+  for (int r = 0, n; r < h->n; r += n) { /* rows that lie one after the other */
+    for (n = 1; r + n < h->n && row[r + n] == row[r] + n;)
+      n++;
+    g->gemm(mr_cpu_row(to, row[r]) + (size_t)head * (size_t)a->size, to->ld,
+            mid + (size_t)r * g->row_bytes(a->rank), n, a->panels, 0, panels_of(g, a->latent),
+            a->latent, a->rank, NULL, 1);
+  }
 }
 
 static void count(job *j) {
   for (int h = 0; h < j->rows->n_chunks; h++)
     for (int i = 0; i < j->op->n; i++) {
       const mr_lora_link *y = link_of(j, i, j->rows->chunks[h].adapter);
-      if (y && y->down)
-        j->c->base.stats.flops += 2.0 * j->rows->chunks[h].n * y->rank * (j->k + j->op->w[i]->n);
+      const mr_lora_heads *a = y ? y->heads : NULL;
+      double heads = a ? (double)a->n * a->rank * a->latent : 0;
+      if (y)
+        j->c->base.stats.flops +=
+            2.0 * j->rows->chunks[h].n *
+            (heads + (double)y->rank * j->k + (double)y->up_rank * j->op->w[i]->n);
     }
 }
 
@@ -278,6 +347,11 @@ void mr_cpu_lora_linear(mr_cpu *c, const mr_cpu_lora_rows *rows, const mr_linear
     j.first[i + 1] = j.first[i] + (panels_of(j.x->gemm, op->w[i]->n) + PANELS - 1) / PANELS;
   mr_pool_run(c->pool, go_down, &j, rows->n_chunks);
   mr_pool_run(c->pool, go_up, &j, rows->n_chunks * j.first[op->n]);
+  bool heads = false;
+  for (int h = 0; h < rows->n_chunks; h++)
+    heads |= follows(link_of(&j, 0, rows->chunks[h].adapter));
+  if (heads)
+    mr_pool_run(c->pool, go_heads, &j, rows->n_chunks * c->m->c.n_heads);
   c->base.stats.gemm_s += mr_sys_seconds() - start;
   count(&j);
 }

@@ -5,6 +5,7 @@
 
 #include "io/mem.h"
 #include "src/forward.h"
+#include "src/product.h"
 
 #define WINDOW MR_CALIBRATE_WINDOW
 
@@ -22,6 +23,7 @@ struct mr_calibration {
   /* products: columns of a step as rows, packed for a GEMM with themselves; owned */
   float *turned;                /* [widest, WINDOW] */
   uint8_t *packed_x, *packed_w; /* rows and panels */
+  float *values;                /* [WINDOW, widest] of latent attention, or NULL; owned */
   mr_site *site;                /* of the operation that is seen, for workers */
   const float *rows;
   int n;
@@ -32,13 +34,15 @@ int mr_site_of(const char *stem) {
   static const struct {
     const char *stem;
     int site;
-  } all[] = {{"attn_q", MR_SITE_QKV},       {"attn_k", MR_SITE_QKV},
-             {"attn_v", MR_SITE_QKV},       {"attn_qkv", MR_SITE_QKV},
-             {"attn_output", MR_SITE_OUT},  {"ffn_gate", MR_SITE_MLP},
-             {"ffn_up", MR_SITE_MLP},       {"ffn_gate_exps", MR_SITE_MLP},
-             {"ffn_up_exps", MR_SITE_MLP},  {"ffn_gate_exp", MR_SITE_MLP},
-             {"ffn_up_exp", MR_SITE_MLP},   {"ffn_gate_shexp", MR_SITE_MLP},
-             {"ffn_up_shexp", MR_SITE_MLP}, {"ffn_down", MR_SITE_DOWN}};
+  } all[] = {{"attn_q", MR_SITE_QKV},         {"attn_k", MR_SITE_QKV},
+             {"attn_v", MR_SITE_QKV},         {"attn_qkv", MR_SITE_QKV},
+             {"attn_q_a", MR_SITE_QKV},       {"attn_kv_a_mqa", MR_SITE_QKV},
+             {"attn_q_b", MR_SITE_LOW},       {"attn_output", MR_SITE_OUT},
+             {"ffn_gate", MR_SITE_MLP},       {"ffn_up", MR_SITE_MLP},
+             {"ffn_gate_exps", MR_SITE_MLP},  {"ffn_up_exps", MR_SITE_MLP},
+             {"ffn_gate_exp", MR_SITE_MLP},   {"ffn_up_exp", MR_SITE_MLP},
+             {"ffn_gate_shexp", MR_SITE_MLP}, {"ffn_up_shexp", MR_SITE_MLP},
+             {"ffn_down", MR_SITE_DOWN}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (!strcmp(all[i].stem, stem))
       return all[i].site;
@@ -49,7 +53,8 @@ int mr_site_of(const char *stem) {
 static mr_site *find_site(mr_calibration *c, const mr_matrix *w, int *layer) {
   for (int i = 0; i < c->m->c.n_layers; i++) {
     const mr_layer *y = &c->m->layers[i];
-    int kind = w == &y->q                       ? MR_SITE_QKV
+    int kind = w == &y->q && y->q_a.n > 0       ? MR_SITE_LOW
+               : w == &y->q || w == &y->q_a     ? MR_SITE_QKV
                : w == &y->o                     ? MR_SITE_OUT
                : w == &y->up || w == &y->router ? MR_SITE_MLP
                : w == &y->down                  ? MR_SITE_DOWN
@@ -107,6 +112,27 @@ static void add_products(mr_calibration *c) {
   mr_pool_run(c->pool, multiply_columns, c, items);
 }
 
+/* Sums of latents, n rows of k, become sums of values. */
+static const float *values_of(mr_calibration *c, const mr_product *p, const float *rows, int n,
+                              int k) {
+  const mr_gemm_ops *g = &c->k->gemm[MR_SCHEME_F32];
+  int size = p->latent + p->rope, width = p->w.k;
+  for (int h = 0; h < k / size; h++) {
+    for (int t = 0; t < n; t++)
+      g->pack_row(c->packed_x + (size_t)t * g->row_bytes(p->latent),
+                  rows + (size_t)t * (size_t)k + (size_t)h * (size_t)size, p->latent);
+    for (int first = 0; first < p->v; first += g->nr) {
+      int cols = p->v - first < g->nr ? p->v - first : g->nr;
+      int64_t from = (int64_t)h * (p->nope + p->v) + p->nope + first;
+      mr_matrix_rows(&p->kv_b, from, cols, c->turned, NULL);
+      g->pack_panel(c->packed_w, c->turned, (size_t)p->latent, cols, p->latent);
+      g->gemm(c->values + (size_t)h * (size_t)p->v + (size_t)first, (size_t)width, c->packed_x, n,
+              c->packed_w, 0, 1, cols, p->latent, NULL, 0);
+    }
+  }
+  return c->values;
+}
+
 static void see(void *ctx, const mr_matrix *w, const float *rows, int n, int k) {
   mr_calibration *c = ctx;
   int layer;
@@ -114,6 +140,10 @@ static void see(void *ctx, const mr_matrix *w, const float *rows, int n, int k) 
   bool products = c->products && layer >= c->first && layer < c->first + c->n_layers;
   if (!s || c->no_memory || (c->products && !products))
     return;
+  if (w->product && w->product->kind == MR_PRODUCT_OUTPUT) {
+    rows = values_of(c, w->product, rows, n, k);
+    k = w->product->w.k;
+  }
   if (!take_site(s, k, products)) {
     c->no_memory = true;
     return;
@@ -151,9 +181,17 @@ static mr_code take_memory(mr_calibration *c, mr_err *err) {
   c->sites = mr_mem_alloc((size_t)c->m->c.n_layers * MR_SITES, sizeof *c->sites);
   c->tap.rows = mr_mem_alloc(widest, WINDOW * sizeof(float));
   c->turned = mr_mem_alloc(widest, WINDOW * sizeof(float));
-  c->packed_x = mr_mem_pages(widest * g->row_bytes(WINDOW));
-  c->packed_w = mr_mem_pages(panels * g->panel_bytes(WINDOW));
-  return c->sites && c->tap.rows && c->turned && c->packed_x && c->packed_w
+  size_t x = widest * g->row_bytes(WINDOW), w = panels * g->panel_bytes(WINDOW);
+  bool mla = c->m->c.arch.mla;
+  if (mla) {
+    size_t of_x = WINDOW * g->row_bytes(c->m->c.kv_lora), of_w = g->panel_bytes(c->m->c.kv_lora);
+    x = x > of_x ? x : of_x;
+    w = w > of_w ? w : of_w;
+    c->values = mr_mem_alloc(widest, WINDOW * sizeof(float));
+  }
+  c->packed_x = mr_mem_pages(x);
+  c->packed_w = mr_mem_pages(w);
+  return c->sites && c->tap.rows && c->turned && c->packed_x && c->packed_w && (!mla || c->values)
              ? MR_OK
              : mr_err_set(err, MR_E_NOMEM, "out of memory for calibration");
 }
@@ -173,9 +211,6 @@ static mr_code prepare(mr_calibration *c, mr_err *err) {
 
 mr_code mr_calibration_open(mr_calibration **out, mr_model *m, mr_pool *pool, mr_err *err) {
   *out = NULL;
-  if (m->c.arch.mla)
-    return mr_err_at(err, MR_E_UNAVAILABLE, m->weights->path, 0, -1,
-                     "latent attention (%s) cannot be calibrated", m->c.arch.name);
   mr_calibration *c = mr_mem_alloc(1, sizeof *c);
   if (!c)
     return mr_err_set(err, MR_E_NOMEM, "out of memory for calibration");
@@ -214,6 +249,7 @@ void mr_calibration_free(mr_calibration *c) {
   mr_mem_free(c->sites);
   mr_mem_free(c->tap.rows);
   mr_mem_free(c->turned);
+  mr_mem_free(c->values);
   mr_mem_free(c->packed_x);
   mr_mem_free(c->packed_w);
   mr_mem_free(c);
@@ -244,8 +280,9 @@ mr_code mr_calibration_run(mr_calibration *c, const mr_tokens *texts, int n, boo
 
 int mr_calibration_layers(const mr_calibration *c, uint64_t bytes) {
   const mr_layer *y = &c->m->layers[0];
-  uint64_t q = (uint64_t)y->q.k, o = (uint64_t)y->o.k, d = (uint64_t)c->m->c.d_model;
-  uint64_t f = (uint64_t)c->m->c.d_ff, one = 4 * (q * q + o * o + d * d + f * f);
+  uint64_t q = (uint64_t)y->q.k, o = (uint64_t)(y->o.product ? y->o.product->w.k : y->o.k);
+  uint64_t d = (uint64_t)c->m->c.d_model, f = (uint64_t)c->m->c.d_ff;
+  uint64_t low = (uint64_t)y->q_a.k, one = 4 * (q * q + o * o + d * d + f * f + low * low);
   int64_t n = one ? (int64_t)(bytes / one) : 1;
   return n < 1 ? 1 : n < c->m->c.n_layers ? (int)n : c->m->c.n_layers;
 }

@@ -6,7 +6,9 @@
  *     const mr_site *s = mr_calibration_site(c, layer, MR_SITE_DOWN);    s->square[col] / s->n ...
  *     mr_calibration_free(c);
  *
- * Matrices that read the same rows share a site: a layer has four. With the products of columns
+ * Matrices that read the same rows share a site: a layer has four, with latent attention five. The
+ * output's rows are there what its matrix in the checkpoint meets, not the sums of latents that it
+ * meets here (product.h); kv_b has no site. With the products of columns
  * (Hessians of the layer's square error, [k, k] float32 a site) memory would grow with the square
  * of the width: they are gathered for a range of layers, as many as a budget holds, and the texts
  * run once for each range. Numbers depend on the texts alone, not on threads.
@@ -22,6 +24,7 @@ typedef enum mr_site_kind {
   MR_SITE_OUT,  /* attention's output */
   MR_SITE_MLP,  /* gate and up, or the router and the experts' gates */
   MR_SITE_DOWN, /* act(gate) * up */
+  MR_SITE_LOW,  /* latent attention: queries before their second matrix */
   MR_SITES
 } mr_site_kind;
 
@@ -43,8 +46,7 @@ typedef struct mr_tokens { /* one text */
 
 typedef struct mr_calibration mr_calibration;
 
-/* The model is packed in float32 and stays so. pool is borrowed until free. MR_E_UNAVAILABLE: the
- * architecture's matrices are not those of the file (latent attention). */
+/* The model is packed in float32 and stays so. pool is borrowed until free. */
 mr_code mr_calibration_open(mr_calibration **out, mr_model *m, mr_pool *pool, mr_err *err);
 void mr_calibration_free(mr_calibration *c); /* NULL is fine */
 /* Gathers over the texts; `products`: with h, of layers first .. first + n_layers - 1, whose h of

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "io/mem.h"
+#include "src/product.h"
 
 #define MAX_PARTS 3
 #define SAMPLE 256 /* rows of a matrix whose error is tried out */
@@ -22,7 +23,7 @@ typedef struct maker {
 static bool foldable(const maker *k, const mr_layer *y, mr_site_kind kind) {
   const mr_config *c = &k->m->c;
   const mr_arch *a = &c->arch;
-  bool norms = a->pre_norms && !a->norm_after && !a->norm_bare && !a->mla;
+  bool norms = a->pre_norms && !a->norm_after && !a->norm_bare;
   bool own_norms = !a->parallel || (y->ffn_norm && strcmp(a->name, "falcon") != 0);
   switch (kind) {
   case MR_SITE_QKV:
@@ -31,6 +32,8 @@ static bool foldable(const maker *k, const mr_layer *y, mr_site_kind kind) {
     return norms && own_norms && y->ffn_norm && !y->experts;
   case MR_SITE_OUT:
     return k->spec.method == MR_FOLD_AWQ && !a->mla && c->clip_qkv == 0 && !y->attn_sub_norm;
+  case MR_SITE_LOW:
+    return false;
   default:
     return k->spec.method == MR_FOLD_AWQ && a->gated && !a->xielu && !a->swiglu_clamp &&
            !y->ffn_sub_norm && !y->experts;
@@ -39,7 +42,10 @@ static bool foldable(const maker *k, const mr_layer *y, mr_site_kind kind) {
 
 static int parts_of(const mr_layer *y, mr_site_kind kind, const mr_matrix *w[MAX_PARTS]) {
   int n = 0;
-  if (kind == MR_SITE_QKV) {
+  if (kind == MR_SITE_QKV && y->q.product) { /* latent attention */
+    w[n++] = y->q_a.n > 0 ? &y->q_a : &y->q.product->w;
+    w[n++] = &y->k;
+  } else if (kind == MR_SITE_QKV) {
     w[n++] = &y->q;
     w[n++] = &y->k;
     w[n++] = &y->v;

@@ -86,10 +86,15 @@ void mr_lora_close(mr_lora *l) {
   mr_mem_free(l);
 }
 
+mr_lora_link *mr_lora_link_of(mr_lora *l, mr_matrix *w, int adapter) {
+  if (!w->lora)
+    w->lora = mr_lora_block(&l->kept, (size_t)l->n, sizeof *w->lora);
+  return w->lora ? (mr_lora_link *)(uintptr_t)&w->lora[adapter] : NULL;
+}
+
 /* ------------------------------------------------------------------ packing */
 
-/* Panels of w [n, k], or where nothing is packed only their size. */
-static bool panels(mr_lora *l, uint8_t **out, const float *w, int n, int k, mr_scheme scheme) {
+bool mr_lora_panels(mr_lora *l, uint8_t **out, const float *w, int n, int k, mr_scheme scheme) {
   const mr_gemm_ops *g = &l->k->gemm[scheme];
   int count = (n + g->nr - 1) / g->nr;
   size_t each = g->panel_bytes(k), bytes;
@@ -134,7 +139,7 @@ static bool stack(mr_lora *l, mr_lora_link *const *x, int n, int k, mr_scheme sc
   }
   l->most_ranks = d->ranks > l->most_ranks ? d->ranks : l->most_ranks;
   l->widest = k > l->widest ? k : l->widest;
-  return panels(l, &d->packed, rows, d->ranks, k, scheme);
+  return mr_lora_panels(l, &d->packed, rows, d->ranks, k, scheme);
 }
 
 static bool pack_group(mr_lora *l, mr_matrix *const *w, int n, int adapter, bool exact) {
@@ -142,17 +147,21 @@ static bool pack_group(mr_lora *l, mr_matrix *const *w, int n, int adapter, bool
   int found = 0, k = 0;
   for (int i = 0; i < n; i++) {
     mr_lora_link *y = w[i]->lora ? (mr_lora_link *)(uintptr_t)&w[i]->lora[adapter] : NULL;
+    if (y && y->b && !mr_lora_panels(l, &y->up, y->b, w[i]->n, y->up_rank, MR_LORA_UP))
+      return false;
+    if (y && y->up_rank > l->most_ranks)
+      l->most_ranks = y->up_rank;
+    if (y)
+      y->b = NULL;
     if (!y || !y->a)
       continue;
     x[found++] = y;
     k = w[i]->k;
-    if (!panels(l, &y->up, y->b, w[i]->n, y->rank, MR_LORA_UP))
-      return false;
   }
   if (found && !stack(l, x, found, k, exact ? MR_SCHEME_F32 : l->scheme))
     return false;
   for (int i = 0; i < found; i++)
-    x[i]->a = x[i]->b = NULL;
+    x[i]->a = NULL;
   return true;
 }
 

@@ -13,7 +13,12 @@
  * After mr_lora_add the model's matrices know what each adapter adds to them (mr_matrix.lora);
  * a row of a step names its adapter (mr_run.adapter: 0 none, i + 1). Modules are known by the names
  * that they have in Hugging Face models, whatever the base was read from: rows of B are reordered
- * where a GGUF file has reordered rows, and cut where a tensor is fused.
+ * where a GGUF file has reordered rows, and cut where a tensor is fused; what is stacked for all
+ * experts (target_parameters) goes to each one's matrices.
+ *
+ * Latent attention (product.h): kv_b is a factor of the queries' matrix and of the output's, head
+ * by head, so that an adapter of it adds rank times heads ranks to each. One of the two factors of
+ * every such product is A itself, which all heads share (mr_lora_heads).
  *
  * Both files are hostile input. Refused by name (MR_E_DATA): what is no LoRA (DoRA, aLoRA, QA-LoRA,
  * BD-LoRA ...), adapters that were made by changing the base (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA),
@@ -25,8 +30,9 @@
 
 #include "src/model.h"
 
-#define MR_LORA_MAX 1024      /* adapters of a job */
-#define MR_LORA_RANK_MAX 1024 /* of a module */
+#define MR_LORA_MAX 1024        /* adapters of a job */
+#define MR_LORA_RANK_MAX 1024   /* of a module */
+#define MR_LORA_HEADS_MAX 16384 /* rank of an adapter of kv_b times heads */
 #define MR_LORA_UP MR_SCHEME_F32
 
 /* A of the matrices that read the same input, one below the other, so that it is read once. */
@@ -36,12 +42,22 @@ typedef struct mr_lora_down {
   uint8_t *packed; /* panels */
 } mr_lora_down;
 
-struct mr_lora_link {       /* of one adapter and one matrix */
-  const mr_lora_down *down; /* NULL: nothing but perhaps a bias */
-  int first, rank;          /* which rows of down are this matrix's */
-  uint8_t *up;              /* [n, rank] times scale in panels of MR_LORA_UP */
-  float *bias;              /* [n] that is added, or NULL */
-  float *a, *b;             /* as read, while it is loaded */
+/* What A [rank, latent] of kv_b does in each head. */
+typedef struct mr_lora_heads {
+  bool output;      /* A meets the output's input before up; else its transpose follows down */
+  int n, rank;      /* heads */
+  int size, latent; /* values of a head in the row that is met; A's are the first of them */
+  uint8_t *panels;  /* of MR_LORA_UP: A, or its transpose [latent, rank] */
+} mr_lora_heads;
+
+struct mr_lora_link {         /* of one adapter and one matrix */
+  const mr_lora_down *down;   /* or NULL */
+  int first, rank;            /* which rows of down are this matrix's */
+  const mr_lora_heads *heads; /* or NULL */
+  int up_rank;  /* rank, and n * rank of the heads of an output; queries: without the heads' */
+  uint8_t *up;  /* [n, up_rank] times scale in panels of MR_LORA_UP, or NULL */
+  float *bias;  /* [n] that is added, or NULL */
+  float *a, *b; /* as read, while it is loaded */
 };
 
 typedef struct mr_lora_embed { /* of one adapter: x += b a[token] */
@@ -59,15 +75,16 @@ struct mr_lora {
   mr_model *m;         /* borrowed */
   const mr_kernels *k; /* borrowed */
   int n;
-  mr_scheme scheme;         /* of the base */
-  bool pack;                /* else only checked and counted */
-  int most_ranks;           /* of any down */
-  int widest;               /* k of any down */
-  bool experts;             /* some adapter changes experts */
-  mr_lora_embed *embed;     /* [n] */
-  uint64_t *keys;           /* [n] digests of the adapters' files */
-  uint64_t bytes;           /* of panels and embeddings */
-  mr_lora_blocks kept, raw; /* raw: while an adapter is loaded */
+  mr_scheme scheme;          /* of the base */
+  bool pack;                 /* else only checked and counted */
+  int most_ranks;            /* of any down or up */
+  int widest;                /* k of any down, or latents of a head */
+  int most_heads, head_rank; /* of any adapter of kv_b */
+  bool experts;              /* some adapter changes experts */
+  mr_lora_embed *embed;      /* [n] */
+  uint64_t *keys;            /* [n] digests of the adapters' files */
+  uint64_t bytes;            /* of panels and embeddings */
+  mr_lora_blocks kept, raw;  /* raw: while an adapter is loaded */
 };
 
 mr_code mr_lora_new(mr_lora **out, mr_model *m, int n, const mr_kernels *k, mr_scheme scheme,

@@ -35,12 +35,12 @@ static void refuse_kinds(reader *r) {
       "use_dora",        "use_qalora",   "use_bdlora",        "alora_invocation_tokens",
       "arrow_config",    "kasa_config",  "velora_config",     "monteclora_config",
       "megatron_config", "loftq_config", "layer_replication", "trainable_token_indices",
-      "modules_to_save", "corda_config", "target_parameters", "lora_ga_config"};
+      "modules_to_save", "corda_config", "lora_ga_config"};
   for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
     if (is_set(json_object_get(r->j, refused[i])))
       FAIL(r,
-           "%s is set, which is not supported; plain LoRA and rsLoRA of linear layers and of the "
-           "embedding are",
+           "%s is set, which is not supported; plain LoRA and rsLoRA of linear layers, of fused "
+           "experts and of the embedding are",
            refused[i]);
 }
 
@@ -88,6 +88,11 @@ static void read_numbers(reader *r) {
   r->c->rslora = json_is_true(json_object_get(r->j, "use_rslora"));
 }
 
+static bool ends_with(const char *module, const char *name) {
+  size_t n = strlen(module), m = strlen(name);
+  return n >= m && !strcmp(module + n - m, name) && (n == m || module[n - m - 1] == '.');
+}
+
 /* An expression that must fit a whole name, or with `tail` its end after a dot. */
 static mr_regex *compile(reader *r, const char *key, bool tail) {
   mr_text t = {0};
@@ -130,6 +135,29 @@ static void read_patterns(reader *r, const char *name, mr_lora_pattern **out, si
   }
 }
 
+/* Others of a module would lie between these in the order that says which tensor is whose. */
+static void read_parameters(reader *r) {
+  static const char *const known[] = {"gate_up_proj", "down_proj", "weight"};
+  json_t *v = json_object_get(r->j, "target_parameters"), *item;
+  size_t i;
+  if (!is_set(v))
+    return;
+  if (!json_is_array(v))
+    FAIL(r, "target_parameters must be a list of names");
+  json_array_foreach(v, i, item) {
+    bool found = false;
+    for (size_t k = 0; k < sizeof known / sizeof *known; k++)
+      found |= json_is_string(item) && ends_with(json_string_value(item), known[k]);
+    if (!found)
+      FAIL(r,
+           "target_parameters[%zu] is none of ...gate_up_proj, ...down_proj and ...weight, which "
+           "are supported",
+           i);
+  }
+  if (!r->rc)
+    r->c->parameters = json_incref(v);
+}
+
 static void read_targets(reader *r) {
   json_t *v = json_object_get(r->j, "target_modules"), *item;
   size_t i;
@@ -164,6 +192,7 @@ mr_code mr_lora_config_read(mr_lora_config *c, const char *path, mr_err *err) {
   check_init(&r);
   read_numbers(&r);
   read_targets(&r);
+  read_parameters(&r);
   read_patterns(&r, "rank_pattern", &c->ranks, &c->n_ranks, true);
   read_patterns(&r, "alpha_pattern", &c->alphas, &c->n_alphas, false);
   json_decref(root);
@@ -184,6 +213,7 @@ void mr_lora_config_free(mr_lora_config *c) {
   mr_regex_close(c->target);
   json_decref(c->targets);
   json_decref(c->layers);
+  json_decref(c->parameters);
   mr_regex_scratch_free(&c->scratch);
   *c = (mr_lora_config){0};
 }
@@ -192,11 +222,6 @@ static bool fits(mr_lora_config *c, const mr_regex *re, const char *module) {
   mr_match m = {0};
   mr_err ignored = MR_ERR_INIT;
   return mr_regex_next(re, &c->scratch, module, strlen(module), &m, &ignored) > 0;
-}
-
-static bool ends_with(const char *module, const char *name) {
-  size_t n = strlen(module), m = strlen(name);
-  return n >= m && !strcmp(module + n - m, name) && (n == m || module[n - m - 1] == '.');
 }
 
 bool mr_lora_config_targets(mr_lora_config *c, const char *module, int layer) {
@@ -215,6 +240,16 @@ bool mr_lora_config_targets(mr_lora_config *c, const char *module, int layer) {
       return true;
   }
   return !c->targets;
+}
+
+bool mr_lora_config_parameter(const mr_lora_config *c, const char *name) {
+  json_t *v;
+  size_t i;
+  json_array_foreach(c->parameters, i, v) {
+    if (ends_with(name, json_string_value(v)))
+      return true;
+  }
+  return false;
 }
 
 static double pick(mr_lora_config *c, const mr_lora_pattern *p, size_t n, const char *module,

@@ -21,6 +21,7 @@ typedef struct loader {
   mr_lora_config config;
   mr_safetensors *st;
   mr_names names;
+  mr_lora_latent *latent; /* [n_layers] of a model with latent attention */
   mr_err *err;
   mr_code rc;
 } loader;
@@ -35,13 +36,16 @@ static void no_memory(loader *d) {
 
 /* What a module of the adapter changes. */
 typedef struct target {
-  const char *module, *stem;
+  char key[MAX_NAME + 16];    /* the module's name, or a parameter's (target_parameters) */
+  char module[MAX_NAME + 16]; /* ... without ".weight" */
+  const char *stem;
+  bool parameter, fused; /* fused: w are those of the first expert */
   int layer, item;
   int n; /* matrices; 0: the embedding */
   mr_matrix *w[MAX_PARTS];
   mr_matrix rows[MAX_PARTS]; /* which rows of B each one has (n, first, group, stride) */
   int rows_all, cols_all;    /* of B; of A */
-  const mr_product *product; /* the one matrix is this, of latent attention; or NULL */
+  mr_lora_pair *latent;      /* latent attention: a factor of products; or NULL */
 } target;
 
 /* ------------------------------------------------------------------ modules */
@@ -96,16 +100,39 @@ static bool expert(const loader *d, target *t, mr_layer *y, int64_t rows) {
   return true;
 }
 
-/* The matrices that were multiplied with kv_b. (kv_b itself is in both, so that an adapter of it
- * would be no low-rank addition to either one.) */
-static bool latent(target *t, mr_layer *y) {
+/* A parameter that has the matrices of all experts. Those of gate and up lie one over the other, or
+ * by turns. */
+static bool fused(loader *d, target *t, mr_layer *y) {
+  const mr_config *c = &d->l->m->c;
+  bool gates = !strcmp(t->stem, "ffn_gate_up_exps"), turns = gates && c->arch.experts_alternate;
+  if (!y->experts || !t->parameter)
+    return false;
+  d->l->experts = t->fused = true;
+  whole(t, gates ? &y->experts->gate : &y->experts->down);
+  if (!gates)
+    return true;
+  t->n = 2;
+  t->w[1] = &y->experts->up;
+  t->rows_all = 2 * c->d_expert;
+  t->rows[1] = (mr_matrix){.n = c->d_expert, .first = turns ? 1 : c->d_expert};
+  t->rows[0].group = t->rows[1].group = turns;
+  t->rows[0].stride = t->rows[1].stride = turns ? 2 : 0;
+  return true;
+}
+
+/* kv_b and the matrices that it was multiplied with: what is added to the products depends on all
+ * three, so that the pairs are only noted here. */
+static bool latent(loader *d, target *t, mr_layer *y) {
+  mr_lora_latent *all = &d->latent[t->layer];
   bool query = !strcmp(t->stem, "attn_q_b") || (!strcmp(t->stem, "attn_q") && y->q_a.n == 0);
-  if (!query && strcmp(t->stem, "attn_output") != 0)
+  bool kv_b = !strcmp(t->stem, "attn_kv_b");
+  if (!query && !kv_b && strcmp(t->stem, "attn_output") != 0)
     return false;
   whole(t, query ? &y->q : &y->o);
-  t->product = t->w[0]->product;
-  t->rows_all = t->product->w.n;
-  t->cols_all = t->product->w.k;
+  const mr_product *of = t->w[0]->product;
+  t->latent = query ? &all->q : kv_b ? &all->kv_b : &all->o;
+  t->rows_all = kv_b ? of->kv_b.n : of->w.n;
+  t->cols_all = kv_b ? of->kv_b.k : of->w.k;
   return true;
 }
 
@@ -121,12 +148,14 @@ static bool of_layer(loader *d, target *t, int64_t rows) {
                {"ffn_gate", &y->gate},  {"ffn_down", &y->down},
                {"attn_q_a", &y->q_a},   {"ffn_gate_inp", &y->router},
                {"attn_kv_a_mqa", &y->k}};
-  if (m->c.arch.mla && latent(t, y))
+  if (m->c.arch.mla && latent(d, t, y))
     return true;
   if (!strcmp(t->stem, "attn_qkv"))
     qkv(d, t, y);
   else if (!strcmp(t->stem, "ffn_up"))
     up(t, &y->gate, &y->up, rows);
+  else if (!strcmp(t->stem, "ffn_gate_up_exps") || !strcmp(t->stem, "ffn_down_exps"))
+    return fused(d, t, y);
   else if (strstr(t->stem, "_exp") || strstr(t->stem, "_shexp"))
     return strcmp(t->stem, "ffn_gate_inp_shexp") != 0 && expert(d, t, y, rows);
   for (size_t i = 0; i < sizeof plain / sizeof *plain; i++)
@@ -135,11 +164,43 @@ static bool of_layer(loader *d, target *t, int64_t rows) {
   return t->n > 0 && t->w[0]->n > 0 && t->w[0]->dtype >= 0;
 }
 
+static bool ends(const char *s, const char *with, size_t *at) {
+  size_t n = strlen(s), m = strlen(with);
+  *at = n - m;
+  return n > m && !strcmp(s + *at, with);
+}
+
+/* What `module` has an adapter of: itself, or one of its parameters. PEFT wraps a module once for
+ * each of these in the order of the module: the last one's tensors go by the module's name, those
+ * of one before it by that of the "base_layer" within, and so on. Sets key, module, stem. */
+static void name_target(const loader *d, target *t, const char *module) {
+  static const char *const order[] = {"gate_up_proj", "down_proj", "weight"};
+  size_t depth = 0, at, n;
+  snprintf(t->module, sizeof t->module, "%s", module);
+  for (; ends(t->module, ".base_layer", &at); depth++)
+    t->module[at] = 0;
+  n = strlen(t->module);
+  for (size_t i = sizeof order / sizeof *order; i-- > 0;) {
+    snprintf(t->key, sizeof t->key, "%.*s.%s", (int)n, module, order[i]);
+    snprintf(t->module, sizeof t->module, "%s", t->key);
+    if (ends(t->module, ".weight", &at))
+      t->module[at] = 0;
+    t->stem = mr_names_module(t->module, &t->layer, &t->item);
+    t->parameter = t->stem && mr_lora_config_parameter(&d->config, t->key);
+    if (t->parameter && depth-- == 0)
+      return;
+  }
+  t->parameter = false;
+  snprintf(t->key, sizeof t->key, "%s", module);
+  snprintf(t->module, sizeof t->module, "%s", module);
+  t->stem = mr_names_module(module, &t->layer, &t->item);
+}
+
 /* rows: of B; 0: not known. */
 static bool find_target(loader *d, target *t, const char *module, int64_t rows) {
   mr_model *m = d->l->m;
-  *t = (target){.module = module};
-  t->stem = mr_names_module(module, &t->layer, &t->item);
+  *t = (target){0};
+  name_target(d, t, module);
   bool found = t->stem && t->layer < m->c.n_layers;
   if (found && t->layer >= 0)
     found = of_layer(d, t, rows);
@@ -152,7 +213,9 @@ static bool find_target(loader *d, target *t, const char *module, int64_t rows) 
          module, m->c.arch.name);
   else if (t->layer < 0 && d->config.tied)
     FAIL(d, "ensure_weight_tying is set, which is not supported where %.200s is changed", module);
-  else if (!mr_lora_config_targets(&d->config, module, t->layer))
+  else if (t->parameter && !t->fused && m->c.arch.hf_columns && t->layer >= 0)
+    FAIL(d, "%.200s in target_parameters is stored transposed, which is not supported", t->key);
+  else if (!t->parameter && !mr_lora_config_targets(&d->config, module, t->layer))
     FAIL(d, "module %.200s has weights, but target_modules or layers_to_transform do not name it",
          module);
   return !d->rc;
@@ -207,11 +270,10 @@ static int source(const mr_model *m, const target *t, int part, int r) {
 
 /* The adapter's link of a matrix; made where there is none. */
 static mr_lora_link *link_of(loader *d, mr_matrix *w) {
-  if (!w->lora)
-    w->lora = mr_lora_block(&d->l->kept, (size_t)d->l->n, sizeof *w->lora);
-  if (!w->lora)
+  mr_lora_link *x = mr_lora_link_of(d->l, w, d->adapter);
+  if (!x)
     no_memory(d);
-  return w->lora ? (mr_lora_link *)&w->lora[d->adapter] : NULL;
+  return x;
 }
 
 /* *to += scale * x. Values are finite, but what they are scaled to may not be. */
@@ -231,9 +293,23 @@ static void take_rows(loader *d, const target *t, int part, float *dst, const fl
   }
 }
 
+/* ... of the queries of latent attention. */
+static void note_bias(loader *d, const target *t, const float *bias, float scale) {
+  mr_lora_pair *p = t->latent;
+  if (p == &d->latent[t->layer].kv_b)
+    FAIL(d, "module %.200s: a bias of kv_b of latent attention is not supported", t->module);
+  if (!d->rc && !p->bias &&
+      !(p->bias = mr_lora_block(&d->l->raw, (size_t)t->rows_all, sizeof(float))))
+    no_memory(d);
+  for (int r = 0; r < t->rows_all && !d->rc; r++)
+    add_scaled(d, t, &p->bias[r], scale, bias[r]);
+}
+
 static void add_bias(loader *d, const target *t, const float *bias, float scale) {
-  if (t->product && t->product->kind == MR_PRODUCT_QUERY)
-    FAIL(d, "module %.200s: a bias of queries of latent attention is not supported", t->module);
+  if (t->latent && t->latent != &d->latent[t->layer].o) {
+    note_bias(d, t, bias, scale);
+    return;
+  }
   for (int i = 0; i < t->n && !d->rc; i++) {
     mr_lora_link *x = link_of(d, t->w[i]);
     if (x && !x->bias && !(x->bias = mr_lora_block(&d->l->kept, (size_t)t->w[i]->n, sizeof(float))))
@@ -243,48 +319,25 @@ static void add_bias(loader *d, const target *t, const float *bias, float scale)
   }
 }
 
-/* v [n, k] in place of the matrix that a product was made of: [rows, cols] of it. */
-static float *joined(loader *d, const mr_product *of, float *v, int n, int k, int rows, int cols) {
-  mr_product p = *of;
-  p.w = (mr_matrix){.n = n, .k = k, .dtype = MR_F32, .data = (const uint8_t *)v};
-  p.w.row_bytes = (uint64_t)k * sizeof *v;
-  mr_matrix w = mr_product_matrix(&p, rows, cols);
-  float *out = mr_lora_block(&d->l->raw, (size_t)rows, (size_t)cols * sizeof *out);
-  float *room = mr_mem_alloc(mr_matrix_room(&w, 1), sizeof *room);
-  for (int r = 0; out && room && r < rows; r++)
-    mr_matrix_rows(&w, r, 1, out + (size_t)r * (size_t)cols, room);
-  if (!out || !room)
+static void note_pair(loader *d, const target *t, float *a, const float *b, int rank, float scale) {
+  size_t n = (size_t)t->rows_all * (size_t)rank;
+  mr_lora_pair *p = t->latent;
+  if (p->a)
+    FAIL(d, "module %.200s comes twice", t->module);
+  else if (!(p->b = mr_lora_block(&d->l->raw, n, sizeof *b)))
     no_memory(d);
-  mr_mem_free(room);
-  return out;
-}
-
-/* Both factors of an adapter of a matrix that is a product. */
-static void add_joined(loader *d, const target *t, float *a, float *b, int rank, float scale) {
-  const mr_matrix *w = t->w[0];
-  bool query = t->product->kind == MR_PRODUCT_QUERY;
-  float *joined_a = query ? a : joined(d, t->product, a, rank, t->cols_all, rank, w->k);
-  float *joined_b = query ? joined(d, t->product, b, t->rows_all, rank, w->n, rank) : b;
-  mr_lora_link *x = d->rc ? NULL : link_of(d, t->w[0]);
-  if (x)
-    x->b = mr_lora_block(&d->l->raw, (size_t)w->n, (size_t)rank * sizeof(float));
-  if (!x || !x->b) {
-    no_memory(d);
+  if (d->rc)
     return;
-  }
-  x->a = joined_a;
-  x->rank = rank;
-  for (size_t i = 0; i < (size_t)w->n * (size_t)rank && !d->rc; i++)
-    add_scaled(d, t, &x->b[i], scale, joined_b[i]);
+  memcpy(p->b, b, n * sizeof *b);
+  p->a = a;
+  p->rank = rank;
+  p->scale = scale;
 }
 
-static void add_pair(loader *d, const target *t, const mr_gguf_tensor *ta, const mr_gguf_tensor *tb,
-                     int rank, float scale) {
-  float *a = values(d, ta, rank, t->cols_all, false);
-  float *b = a ? values(d, tb, t->rows_all, rank, true) : NULL;
-  if (b && t->product)
-    add_joined(d, t, a, b, rank, scale);
-  for (int i = 0; b && i < t->n && !d->rc && !t->product; i++) {
+/* a of the adapter's memory, b read now. */
+static void add_factors(loader *d, const target *t, float *a, const float *b, int rank,
+                        float scale) {
+  for (int i = 0; i < t->n && !d->rc; i++) {
     mr_lora_link *x = link_of(d, t->w[i]);
     if (x && x->a)
       FAIL(d, "module %.200s: its matrix is changed by another module of the adapter, too",
@@ -292,14 +345,67 @@ static void add_pair(loader *d, const target *t, const mr_gguf_tensor *ta, const
     if (d->rc)
       break;
     x->a = a;
-    x->rank = rank;
+    x->rank = x->up_rank = rank;
     x->b = mr_lora_block(&d->l->raw, (size_t)t->w[i]->n * (size_t)rank, sizeof(float));
     if (x->b)
       take_rows(d, t, i, x->b, b, rank, scale);
     else
       no_memory(d);
   }
+}
+
+static void add_pair(loader *d, const target *t, const mr_gguf_tensor *ta, const mr_gguf_tensor *tb,
+                     int rank, float scale) {
+  float *a = values(d, ta, rank, t->cols_all, false);
+  float *b = a ? values(d, tb, t->rows_all, rank, true) : NULL;
+  if (b && t->latent)
+    note_pair(d, t, a, b, rank, scale);
+  else if (b)
+    add_factors(d, t, a, b, rank, scale);
   mr_mem_free(b);
+}
+
+/* Value j of the rank of row (A) or column (B) i of expert e, as PEFT stacks them: A is
+ * [experts * rank, i], B [i, rank * experts]. */
+static float of_a(const float *a, int e, int j, int i, int rank, int width) {
+  return a[((size_t)e * (size_t)rank + (size_t)j) * (size_t)width + (size_t)i];
+}
+
+static float of_b(const float *b, int e, int j, int i, int rank, int experts) {
+  return b[((size_t)i * (size_t)rank + (size_t)j) * (size_t)experts + (size_t)e];
+}
+
+/* All experts' factors. Where PEFT takes what a parameter is stored as for the other order of rows
+ * and columns, A meets the outputs (then `crossed`); a square one's A meets the inputs. */
+static void add_experts(loader *d, target *t, const mr_gguf_tensor *ta, const mr_gguf_tensor *tb,
+                        int rank, float scale) {
+  int experts = d->l->m->c.n_experts, n = t->rows_all, k = t->cols_all, ranks = experts * rank;
+  bool crossed = n != k && ta->dims[0] == n;
+  float *a = values(d, ta, ranks, crossed ? n : k, true);
+  float *b = a ? values(d, tb, crossed ? k : n, ranks, true) : NULL;
+  float *one_b = b ? mr_mem_alloc((size_t)n * (size_t)rank, sizeof *one_b) : NULL;
+  for (int e = 0; b && !d->rc && e < experts; e++) {
+    mr_expert *x = &d->l->m->layers[t->layer].experts[e];
+    float *one_a = mr_lora_block(&d->l->raw, (size_t)rank, (size_t)k * sizeof *one_a);
+    if (!one_a || !one_b) {
+      no_memory(d);
+      break;
+    }
+    for (int j = 0; j < rank; j++) {
+      for (int i = 0; i < k; i++)
+        one_a[(size_t)j * (size_t)k + (size_t)i] =
+            crossed ? of_b(b, e, j, i, rank, experts) : of_a(a, e, j, i, rank, k);
+      for (int i = 0; i < n; i++)
+        one_b[(size_t)i * (size_t)rank + (size_t)j] =
+            crossed ? of_a(a, e, j, i, rank, n) : of_b(b, e, j, i, rank, experts);
+    }
+    t->w[0] = t->n > 1 ? &x->gate : &x->down;
+    t->w[1] = &x->up;
+    add_factors(d, t, one_a, one_b, rank, scale);
+  }
+  mr_mem_free(one_b);
+  mr_mem_free(b);
+  mr_mem_free(a);
 }
 
 /* ------------------------------------------------------------------ tensors */
@@ -309,12 +415,6 @@ typedef struct tensor {
   char module[MAX_NAME];
   const char *part; /* after the module: "lora_A.weight" ... */
 } tensor;
-
-static bool ends(const char *s, const char *with, size_t *at) {
-  size_t n = strlen(s), m = strlen(with);
-  *at = n - m;
-  return n > m && !strcmp(s + *at, with);
-}
 
 static bool split(loader *d, const mr_gguf_tensor *t, tensor *out) {
   static const char before[] = "base_model.model.";
@@ -368,8 +468,11 @@ static void take_pair(loader *d, const tensor *x, const char *to) {
     FAIL(d, "module %.200s is the embedding, which has lora_embedding_A and _B", x->module);
     return;
   }
-  mr_lora_config_module(&d->config, x->module, &rank, &scale);
-  add_pair(d, &t, x->t, b, rank, scale);
+  mr_lora_config_module(&d->config, t.key, &rank, &scale);
+  if (t.fused)
+    add_experts(d, &t, x->t, b, rank, scale);
+  else
+    add_pair(d, &t, x->t, b, rank, scale);
 }
 
 static void take_embedding(loader *d, const tensor *x) {
@@ -408,7 +511,7 @@ static void take_bias(loader *d, const tensor *x) {
   target t;
   if (!find_target(d, &t, x->module, x->t->dims[0]))
     return;
-  if (t.n == 0) {
+  if (t.n == 0 || t.fused) {
     FAIL(d, "module %.200s has no bias", x->module);
     return;
   }
@@ -430,8 +533,12 @@ static void take_lora_bias(loader *d, const tensor *x) {
   float scale;
   if (!find_target(d, &t, x->module, x->t->dims[0]))
     return;
-  float *b = t.n ? values(d, x->t, 1, t.rows_all, true) : NULL;
-  mr_lora_config_module(&d->config, x->module, &rank, &scale);
+  if (t.n == 0 || t.fused) {
+    FAIL(d, "module %.200s has no bias", x->module);
+    return;
+  }
+  float *b = values(d, x->t, 1, t.rows_all, true);
+  mr_lora_config_module(&d->config, t.key, &rank, &scale);
   if (b)
     add_bias(d, &t, b, scale);
   mr_mem_free(b);
@@ -476,6 +583,9 @@ mr_code mr_lora_load(mr_lora *l, int i, const char *name, const char *dir, mr_er
   d.rc = mr_lora_config_read(&d.config, config, err);
   if (!d.rc)
     d.rc = mr_safetensors_open_file(&d.st, path, err);
+  if (!d.rc && l->m->c.arch.mla &&
+      !(d.latent = mr_lora_block(&l->raw, (size_t)l->m->c.n_layers, sizeof *d.latent)))
+    no_memory(&d);
   size_t n = d.rc ? 0 : mr_safetensors_n(d.st);
   for (size_t t = 0; t < n && !d.rc; t++) {
     tensor x;
@@ -484,6 +594,8 @@ mr_code mr_lora_load(mr_lora *l, int i, const char *name, const char *dir, mr_er
   }
   if (!d.rc && n == 0)
     FAIL(&d, "there are no tensors in it");
+  for (int y = 0; d.latent && y < l->m->c.n_layers && !d.rc; y++)
+    d.rc = mr_lora_add_latent(l, i, y, &d.latent[y], path, err);
   mr_safetensors_close(d.st);
   mr_lora_config_free(&d.config);
   return d.rc;

@@ -82,9 +82,12 @@ static const struct {
     {"exp_probs_b", "mlp.gate.e_score_correction block_sparse_moe.e_score_correction "
                     "mlp.moe_statics.e_score_correction mlp.e_score_correction "
                     "mlp.gate.expert mlp.expert moe.router.expert"},
-    {"ffn_gate_exp", "mlp.experts.%d.gate_proj block_sparse_moe.experts.%d.w1"},
-    {"ffn_up_exp", "mlp.experts.%d.up_proj block_sparse_moe.experts.%d.w3"},
-    {"ffn_down_exp", "mlp.experts.%d.down_proj block_sparse_moe.experts.%d.w2"},
+    {"ffn_gate_exp", "mlp.experts.%d.gate_proj block_sparse_moe.experts.%d.w1 "
+                     "feed_forward.experts.%d.gate_proj"},
+    {"ffn_up_exp", "mlp.experts.%d.up_proj block_sparse_moe.experts.%d.w3 "
+                   "feed_forward.experts.%d.up_proj"},
+    {"ffn_down_exp", "mlp.experts.%d.down_proj block_sparse_moe.experts.%d.w2 "
+                     "feed_forward.experts.%d.down_proj"},
     {"ffn_gate_rows", "ffn.experts.mlp.w1"},
     {"ffn_up_rows", "ffn.experts.mlp.v1"},
     {"ffn_down_rows", "ffn.experts.mlp.w2"},
@@ -149,12 +152,17 @@ static const mr_gguf_tensor *try_name(const mr_names *n, int layer, const char *
   return mr_weights_find(n->w, name);
 }
 
-const mr_gguf_tensor *mr_names_find(const mr_names *n, int layer, const char *stem, const char *ext,
-                                    int item, char name[MR_NAME]) {
-  const char *names = stem;
+/* The list of a stem's names. */
+static const char *names_of(const mr_names *n, const char *stem) {
   for (size_t i = 0; n->w->st && i < sizeof map / sizeof *map; i++)
     if (strcmp(map[i].stem, stem) == 0)
-      names = map[i].names;
+      return map[i].names;
+  return stem;
+}
+
+const mr_gguf_tensor *mr_names_find(const mr_names *n, int layer, const char *stem, const char *ext,
+                                    int item, char name[MR_NAME]) {
+  const char *names = names_of(n, stem);
   for (const char *at = names; *at;) {
     size_t len = strcspn(at, " ");
     const mr_gguf_tensor *t = try_name(n, layer, at, len, ext, item, name);
@@ -164,6 +172,22 @@ const mr_gguf_tensor *mr_names_find(const mr_names *n, int layer, const char *st
   }
   try_name(n, layer, names, strcspn(names, " "), ext, item, name);
   return NULL;
+}
+
+void mr_names_beside(const mr_names *n, int layer, const char *stem, const char *ext, int item,
+                     mr_str like, char name[MR_NAME]) {
+  const char *names = names_of(n, stem), *best = names;
+  mr_str rest = {0};
+  mr_names_layer(n, like, &rest);
+  for (const char *at = names; *at;) {
+    size_t part = strcspn(at, ".") + 1, len = strcspn(at, " ");
+    if (rest.len > part && memcmp(rest.s + 1, at, part) == 0) { /* rest begins with a dot */
+      best = at;
+      break;
+    }
+    at += len + (at[len] == ' ');
+  }
+  try_name(n, layer, best, strcspn(best, " "), ext, item, name);
 }
 
 /* A number at *at, which is moved behind it; -1: none. */

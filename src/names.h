@@ -26,6 +26,11 @@ void mr_names_open(mr_names *n, const mr_weights *w);
 const mr_gguf_tensor *mr_names_find(const mr_names *n, int layer, const char *stem, const char *ext,
                                     int item, char name[MR_NAME]);
 
+/* The name that a stem has where its layer has `like`: the one of its list that begins with the
+ * same part of the model ("mlp.", "feed_forward."), or else the first. */
+void mr_names_beside(const mr_names *n, int layer, const char *stem, const char *ext, int item,
+                     mr_str like, char name[MR_NAME]);
+
 /* What a module is called here: "model.layers.3.self_attn.q_proj", as directories have it, is
  * "attn_q" of layer 3 (-1: of none), "mlp.experts.7.up_proj" item 7 of "ffn_up_exp". NULL: not
  * known. */

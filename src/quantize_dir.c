@@ -212,9 +212,9 @@ static void declare(job *j, names *n, const char *ext, int dtype, int64_t rows, 
 }
 
 static mr_code declare_tensor(job *j, const mr_out_tensor *t, mr_err *err) {
-  names n = {.stem = t->raw ? t->raw->name.len : 0};
+  names n = {{0}, 0};
   int64_t rows = t->rows, k = t->dims[0], groups = j->spec.group ? k / j->spec.group : 1;
-  mr_str name = mr_weights_at(j->m->weights, (size_t)(t - j->plan.t))->name;
+  mr_str name = t->full;
   if (name.len + 32 > sizeof n.text)
     return mr_err_at(err, MR_E_UNAVAILABLE, j->o->in, 0, -1, "a tensor's name is too long");
   memcpy(n.text, name.s, name.len);
@@ -267,7 +267,7 @@ static mr_code put_plain(job *j, const mr_out_tensor *t, mr_err *err) {
 static mr_code put_tensor(job *j, const mr_out_tensor *t, mr_err *err) {
   mr_recipe_rows from = {0};
   if (t->kind != MR_OUT_MATRIX)
-    return put_plain(j, t, err);
+    return t->kind == MR_OUT_NONE ? MR_OK : put_plain(j, t, err);
   mr_code rc = mr_recipe_tensor(j->recipe, t, &from, err);
   if (rc)
     return rc;
@@ -289,7 +289,7 @@ static mr_code write_weights(job *j, mr_err *err) {
     mr_out_tensor *t = &j->plan.t[i];
     if (t->kind != MR_OUT_MATRIX && (t->row || t->col))
       t->dtype = MR_F32;
-    rc = declare_tensor(j, t, err);
+    rc = t->kind == MR_OUT_NONE ? MR_OK : declare_tensor(j, t, err);
   }
   if (!rc)
     rc = mr_st_write_begin(j->w, err);
@@ -423,6 +423,11 @@ static mr_code fill(job *j, mr_err *err) {
   mr_code rc = mr_model_open(&j->m, j->o->in, err);
   if (!rc)
     rc = mr_out_plan_dir(&j->plan, j->m, err);
+  if (!rc && j->m->c.arch.hf_columns && j->o->form >= MR_FORM_INT8)
+    rc =
+        mr_err_at(err, MR_E_UNAVAILABLE, j->o->in, 0, -1,
+                  "int8 forms are of linear layers; these matrices are stored transposed: gptq and "
+                  "awq can be written");
   if (!rc)
     rc = choose_spec(j, err);
   if (!rc)

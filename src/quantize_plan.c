@@ -312,10 +312,75 @@ static bool mark(mr_out_plan *p, const mr_names *names, int layer, const char *s
     return true;
   t->layer = layer;
   snprintf(t->stem, sizeof t->stem, "%s", stem);
-  bool matrix = mr_site_of(stem) >= 0 || !strncmp(stem, "ffn_down_", 9);
-  if (raw->n_dims == 2 && matrix && !strcmp(ext, ".weight"))
-    t->kind = MR_OUT_MATRIX;
+  bool matrix =
+      mr_site_of(stem) >= 0 || !strncmp(stem, "ffn_down_", 9) || !strcmp(stem, "attn_kv_b");
+  if (raw->n_dims != 2 || !matrix || strcmp(ext, ".weight") != 0)
+    return true;
+  t->kind = MR_OUT_MATRIX;
+  t->columns = p->m->c.arch.hf_columns;
+  if (t->columns) {
+    t->dims[0] = raw->dims[1];
+    t->dims[1] = t->rows = raw->dims[0];
+  }
   return true;
+}
+
+/* A matrix of the loaded model, or its bias, under a name of its own. */
+static void add_own(maker *k, const char *stem, const char *name, const mr_matrix *w, bool bias) {
+  size_t len = strlen(name);
+  float *room = own(k, len / sizeof(float) + 1); /* of text, which the plan keeps */
+  mr_out_tensor *t = room ? add(k, bias ? MR_OUT_PLAIN : MR_OUT_MATRIX, stem, "") : NULL;
+  if (!t)
+    return;
+  memcpy(room, name, len);
+  t->full = (mr_str){(const char *)room, len};
+  snprintf(t->name, sizeof t->name, "%s", name);
+  t->dims[0] = bias ? w->n : w->k;
+  if (bias) {
+    t->values = w->bias;
+    return;
+  }
+  t->n_dims = 2;
+  t->dims[1] = t->rows = w->n;
+  t->first = (int)k->p->n_parts;
+  t->n_parts = 1;
+  part(k, w);
+}
+
+/* A fused tensor's matrices go by the names that single experts have. False: there is none. */
+static bool take_apart(maker *k, const mr_names *names, const char *fused, size_t n,
+                       const char *const *stems, const size_t *members) {
+  static const char *const ext[] = {"", ".weight", "_bias"};
+  const mr_layer *y = &k->p->m->layers[k->layer];
+  const mr_gguf_tensor *like = NULL;
+  char name[MR_NAME];
+  for (size_t i = 0; i < sizeof ext / sizeof *ext; i++) {
+    const mr_gguf_tensor *raw = mr_names_find(names, k->layer, fused, ext[i], 0, name);
+    if (!raw || (!like && raw->n_dims != 3))
+      continue;
+    like = like ? like : raw;
+    k->p->t[raw - mr_weights_at(k->p->m->weights, 0)].kind = MR_OUT_NONE;
+  }
+  for (int e = 0; like && e < k->p->m->c.n_experts; e++)
+    for (size_t i = 0; i < n; i++) {
+      const char *x = (const char *)(y->experts + e) + members[i];
+      const mr_matrix *w = (const mr_matrix *)(const void *)x;
+      mr_names_beside(names, k->layer, stems[i], ".weight", e, like->name, name);
+      add_own(k, stems[i], name, w, false);
+      mr_names_beside(names, k->layer, stems[i], ".bias", e, like->name, name);
+      if (w->bias)
+        add_own(k, stems[i], name, w, true);
+    }
+  return like != NULL;
+}
+
+/* The matrices of a layer's experts that lie in two tensors; false: they do not. */
+static bool take_experts(maker *k, const mr_names *names) {
+  static const char *const stems[] = {"ffn_gate_exp", "ffn_up_exp", "ffn_down_exp"};
+  static const size_t members[] = {offsetof(mr_expert, gate), offsetof(mr_expert, up),
+                                   offsetof(mr_expert, down)};
+  return take_apart(k, names, "ffn_gate_up_exps", 2, stems, members) &&
+         take_apart(k, names, "ffn_down_exps", 1, stems + 2, members + 2);
 }
 
 /* The matrices of a layer's experts; false: there are experts, but not one by one. */
@@ -331,10 +396,11 @@ static bool mark_experts(mr_out_plan *p, const mr_names *names, int layer) {
   return found;
 }
 
-/* False: experts that lie in one tensor. */
+/* False: experts that lie in a tensor of another kind. */
 static bool from_directory(maker *k) {
-  static const char *const stems[] = {"attn_q",   "attn_k", "attn_v",   "attn_qkv",  "attn_output",
-                                      "ffn_gate", "ffn_up", "ffn_down", "attn_norm", "ffn_norm"};
+  static const char *const stems[] = {
+      "attn_q",   "attn_k",    "attn_v",   "attn_qkv", "attn_output", "ffn_gate",      "ffn_up",
+      "ffn_down", "attn_norm", "ffn_norm", "attn_q_a", "attn_q_b",    "attn_kv_a_mqa", "attn_kv_b"};
   const mr_model *m = k->p->m;
   mr_names names;
   mr_names_open(&names, m->weights);
@@ -346,6 +412,7 @@ static bool from_directory(maker *k) {
       return true;
     snprintf(t->name, sizeof t->name, "%.*s", (int)(raw->name.len < 63 ? raw->name.len : 63),
              raw->name.s);
+    t->full = raw->name;
     t->raw = raw;
     t->dtype = raw->dtype;
     t->n_dims = raw->n_dims;
@@ -358,16 +425,14 @@ static bool from_directory(maker *k) {
       mark(k->p, &names, i, stems[s], 0, ".weight");
       mark(k->p, &names, i, stems[s], 0, ".bias");
     }
-    found &= mark_experts(k->p, &names, i);
+    k->layer = i;
+    found &= mark_experts(k->p, &names, i) || take_experts(k, &names);
   }
   return found;
 }
 
 static mr_code check_directory(const mr_model *m, mr_err *err) {
-  const char *why = !m->weights->st        ? "the model is no directory"
-                    : m->c.arch.mla        ? "latent attention is folded into its matrices"
-                    : m->c.arch.hf_columns ? "its matrices are stored transposed"
-                                           : NULL;
+  const char *why = m->weights->st ? NULL : "the model is no directory";
   for (size_t i = 0; !why && i < mr_weights_n(m->weights); i++) {
     int type = mr_weights_at(m->weights, i)->dtype;
     if (mr_weights_at(m->weights, i)->dims[3] > 1)
@@ -387,8 +452,9 @@ mr_code mr_out_plan_dir(mr_out_plan *p, const mr_model *m, mr_err *err) {
   mr_code rc = check_directory(m, err);
   *p = (mr_out_plan){.m = m, .less_one = m->c.arch.hf_plus1};
   if (!rc && !from_directory(&k))
-    rc = mr_err_at(err, MR_E_UNAVAILABLE, m->weights->path, 0, -1,
-                   "cannot be written as a quantized directory: its experts lie in one tensor");
+    rc = mr_err_at(
+        err, MR_E_UNAVAILABLE, m->weights->path, 0, -1,
+        "cannot be written as a quantized directory: its experts lie one below the other");
   return rc ? rc : k.failed ? no_memory(err) : MR_OK;
 }
 
@@ -403,8 +469,13 @@ void mr_out_plan_free(mr_out_plan *p) {
 
 static void plain_row(const mr_out_plan *p, const mr_out_tensor *t, int64_t r, float *dst) {
   int64_t n = t->dims[0];
+  const mr_dtype_info *type = t->raw ? mr_dtype_get(t->raw->dtype) : NULL;
+  if (t->columns) {
+    for (int64_t i = 0; i < n; i++)
+      type->to_f32(dst + i, t->raw->data + (uint64_t)(i * t->rows + r) * type->block_bytes, 1);
+    return;
+  }
   if (t->raw) {
-    const mr_dtype_info *type = mr_dtype_get(t->raw->dtype);
     type->to_f32(dst, t->raw->data + (uint64_t)r * mr_dtype_bytes(t->raw->dtype, (uint64_t)n), n);
     return;
   }

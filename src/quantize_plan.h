@@ -8,19 +8,22 @@
 typedef enum mr_out_kind {
   MR_OUT_MATRIX, /* gets the type asked for */
   MR_OUT_HEAD,   /* ... the head's */
-  MR_OUT_PLAIN   /* stays as it is: F32, or the type in a GGUF file */
+  MR_OUT_PLAIN,  /* stays as it is: F32, or the type in a GGUF file */
+  MR_OUT_NONE    /* is not written: of a directory's fused experts, each has tensors of its own */
 } mr_out_kind;
 
 typedef struct mr_out_tensor {
-  char name[MR_GGUF_NAME];
-  int layer;     /* -1: of none */
-  char stem[32]; /* the name without "blk.N." and ending: "attn_q" */
+  char name[MR_GGUF_NAME]; /* of a directory: its beginning */
+  mr_str full;             /* of a directory: all of it; borrowed, or owned by the plan */
+  int layer;               /* -1: of none */
+  char stem[32];           /* the name without "blk.N." and ending: "attn_q" */
   mr_out_kind kind;
   int dtype; /* as it will be written */
   int n_dims;
   int64_t dims[4], rows; /* rows of dims[0] values */
   /* the source: one of these */
   const mr_gguf_tensor *raw; /* rows one after the other; borrowed */
+  bool columns;              /* ... or columns: it is stored transposed */
   int first, n_parts;        /* of the plan's parts: rows of one matrix after the other */
   const float *values;       /* borrowed from the model or owned by the plan */
   int heads_of, rotated;  /* rows of a head and how many of them are put from halves into pairs (the
@@ -42,8 +45,8 @@ typedef struct mr_out_plan {
 /* The tensors of the file, without types. MR_E_UNAVAILABLE: a directory whose architecture has no
  * names in GGUF. */
 mr_code mr_out_plan_make(mr_out_plan *p, const mr_model *m, mr_err *err);
-/* The tensors of a directory under their own names (longer ones than a GGUF file has are cut:
- * t->raw has them whole). Matrices that a recipe may round are MR_OUT_MATRIX, all else is PLAIN. */
+/* The tensors of a directory under their own names, then those of experts that lay in one tensor.
+ * Matrices that a recipe may round are MR_OUT_MATRIX, all else is PLAIN or NONE. */
 mr_code mr_out_plan_dir(mr_out_plan *p, const mr_model *m, mr_err *err);
 void mr_out_plan_free(mr_out_plan *p);
 /* One row as float32. */

@@ -39,7 +39,7 @@ static bool products_needed(const mr_recipe *r) {
 /* ------------------------------------------------------------------ factors into the plan */
 
 static bool is_bias(const mr_out_tensor *t) {
-  mr_str s = t->raw ? t->raw->name : (mr_str){t->name, strlen(t->name)};
+  mr_str s = t->full.s ? t->full : (mr_str){t->name, strlen(t->name)};
   return s.len > 5 && !memcmp(s.s + s.len - 5, ".bias", 5);
 }
 
@@ -378,8 +378,8 @@ static mr_code round_matrix(mr_recipe *r, const mr_out_tensor *t, const mr_site 
   return rc;
 }
 
-/* A directory's experts have matrices whose inputs are not looked at: those that go down. They are
- * rounded as if all columns met the same. */
+/* A directory's experts have matrices whose inputs are not looked at: those that go down. Neither
+ * are those of latent attention's kv_b. They are rounded as if all columns met the same. */
 mr_code mr_recipe_tensor(mr_recipe *r, const mr_out_tensor *t, mr_recipe_rows *from, mr_err *err) {
   int kind = mr_site_of(t->stem);
   *from = (mr_recipe_rows){0};

@@ -6,8 +6,14 @@
 
 #include "io/mem.h"
 #include "src/calibrate.h"
+#include "src/forward.h"
+#include "src/product.h"
 #include "tests/unit/temp.h"
 #include "tests/unit/tiny_gguf.h"
+
+#define TINY_HF_WIDE 64
+#define TINY_HF_VOCAB 256
+#include "tests/unit/tiny_hf.h"
 
 static int32_t ids[3][60];
 static mr_tokens texts[3];
@@ -53,7 +59,7 @@ static void what_is_seen(void **state) {
   mr_calibration *c = gathered(false, 0, TINY_LAYERS, pool);
   (void)state;
   for (int i = 0; i < TINY_LAYERS; i++)
-    for (int k = 0; k < MR_SITES; k++) {
+    for (int k = 0; k <= MR_SITE_DOWN; k++) {
       const mr_site *s = site(c, i, k);
       assert_int_equal(s->k, width[k]);
       assert_int_equal(s->n, 20 + 40 + 60);
@@ -76,7 +82,7 @@ static void products(void **state) {
   mr_pool *three = mr_pool_new(3, 0);
   mr_calibration *all = gathered(true, 0, TINY_LAYERS, pool), *one = gathered(true, 1, 1, three);
   (void)state;
-  for (int k = 0; k < MR_SITES; k++) {
+  for (int k = 0; k <= MR_SITE_DOWN; k++) {
     const mr_site *a = site(all, 1, k), *b = site(one, 1, k);
     assert_memory_equal(a->h, b->h, (size_t)a->k * (size_t)a->k * sizeof(float));
     assert_int_equal(site(one, 0, k)->k, 0);
@@ -103,6 +109,87 @@ static void layers_in_a_budget(void **state) {
   assert_int_equal(mr_site_of("token_embd"), -1);
 }
 
+/* trace(W H W'): sum of squares of what a matrix makes of the site's rows. */
+static double through(const mr_matrix *w, const mr_site *s) {
+  double sum = 0;
+  float *row = calloc((size_t)w->k, sizeof *row);
+  assert_int_equal(w->k, s->k);
+  for (int r = 0; r < w->n; r++) {
+    mr_matrix_row(w, r, row);
+    for (int i = 0; i < s->k; i++)
+      for (int j = 0; j < s->k; j++)
+        sum += (double)row[i] * row[j] * s->h[(size_t)i * (size_t)s->k + (size_t)j];
+  }
+  free(row);
+  return sum;
+}
+
+typedef struct seen { /* sums of squares of what the output's product makes of its rows */
+  const mr_model *m;
+  double sum[2];
+} seen;
+
+static void see_output(void *ctx, const mr_matrix *w, const float *rows, int n, int k) {
+  seen *x = ctx;
+  float *all = calloc((size_t)w->n * (size_t)k, sizeof *all);
+  float *room = calloc(mr_matrix_room(w, w->n), sizeof *room);
+  for (int i = 0; i < 2; i++) {
+    if (w != &x->m->layers[i].o)
+      continue;
+    mr_matrix_rows(w, 0, w->n, all, room);
+    for (int t = 0; t < n; t++)
+      for (int r = 0; r < w->n; r++) {
+        double y = 0;
+        for (int j = 0; j < k; j++)
+          y += (double)all[r * k + j] * rows[t * k + j];
+        x->sum[i] += y * y;
+      }
+  }
+  free(all);
+  free(room);
+}
+
+/* With latent attention the output's site has what its own matrix meets: both ways make the same.
+ */
+static void latent_attention(void **state) {
+  static const tiny_latent sizes = {4, 16, 8, 24, 32, 40};
+  static const int width[] = {64, 4 * 24, 64, 96, 40};
+  static out_file file;
+  static float room[60 * 4 * 40];
+  mr_err err = MR_ERR_INIT;
+  seen x = {0};
+  mr_tap tap = {.see = see_output, .ctx = &x, .rows = room};
+  mr_kv *kv;
+  mr_forward *f;
+  mr_kv_seq seq;
+  (void)state;
+  mr_model_close(m);
+  assert_int_equal(mr_model_open(&m, write_latent(&file, &sizes, true), &err), MR_OK);
+  clear(&file);
+  x.m = m;
+  mr_calibration *c = gathered(true, 0, 2, pool);
+  assert_int_equal(mr_kv_open(&kv, &m->c, MR_KV_F32, 2, &err), MR_OK);
+  assert_int_equal(mr_forward_open(&f, m, mr_kernels_best(), pool, kv, 60, 1, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_init(&seq, 60, &err), MR_OK);
+  mr_forward_tap(f, &tap);
+  for (int t = 0; t < 3; t++) {
+    mr_run run = {.seq = &seq, .tokens = ids[t], .n = texts[t].n, .no_logits = 1};
+    mr_kv_seq_release(kv, &seq);
+    assert_int_equal(mr_kv_seq_reserve(kv, &seq, run.n), MR_OK);
+    assert_int_equal(mr_forward_step(f, &run, 1, NULL, &err), MR_OK);
+  }
+  for (int i = 0; i < 2; i++) {
+    for (int k = 0; k < MR_SITES; k++)
+      assert_int_equal(site(c, i, k)->k, width[k]);
+    double want = through(&m->layers[i].o.product->w, site(c, i, MR_SITE_OUT));
+    assert_true(want > 0 && fabs(x.sum[i] - want) < 1e-4 * want);
+  }
+  mr_kv_seq_free(kv, &seq);
+  mr_forward_close(f);
+  mr_kv_close(kv);
+  mr_calibration_free(c);
+}
+
 static void allocations_fail(void **state) {
   mr_code rc = MR_E_NOMEM;
   (void)state;
@@ -124,6 +211,6 @@ static void allocations_fail(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {TEST(what_is_seen), TEST(products), TEST(layers_in_a_budget),
-                                     TEST(allocations_fail)};
+                                     TEST(latent_attention), TEST(allocations_fail)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,291 +3,15 @@
  * of tiny Hugging Face models, with all their linear layers adapted. A row's bits do not depend on
  * the adapters of its neighbours. And what is refused. */
 #include <dirent.h>
-#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
-#include <math.h>
-#include <unistd.h>
 
 #include <cmocka.h>
-#include <jansson.h>
 
-#include "io/json.h"
-#include "io/mem.h"
-#include "src/forward.h"
-#include "src/lora.h"
-#include "src/names.h"
 #include "tests/unit/conformance.h"
-#include "tests/unit/temp.h"
+#include "tests/unit/lora_rig.h"
 #include "tests/unit/tiny_gguf.h"
-
-#define RANK 3
-#define V_RANK 2 /* by rank_pattern */
-#define ALPHA 6.0
-#define V_ALPHA 5.0
-#define MAX_OUT 8192
-
-/* ------------------------------------------------------------------ writing safetensors */
-
-typedef struct out_tensor {
-  char name[256];
-  int deep, rows, cols; /* deep 0: a matrix */
-  float *v;             /* owned */
-} out_tensor;
-
-typedef struct out_file {
-  out_tensor t[MAX_OUT];
-  int n;
-} out_file;
-
-static out_file merged, adapter;
-
-static float *put(out_file *f, const char *name, int rows, int cols) {
-  assert_true(f->n < MAX_OUT);
-  out_tensor *t = &f->t[f->n++];
-  snprintf(t->name, sizeof t->name, "%s", name);
-  t->rows = rows;
-  t->cols = cols;
-  t->v = calloc((size_t)rows * (size_t)cols, sizeof(float));
-  assert_non_null(t->v);
-  return t->v;
-}
-
-static void clear(out_file *f) {
-  for (int i = 0; i < f->n; i++)
-    free(f->t[i].v);
-  f->n = 0;
-}
-
-static void write_file(const out_file *f, const char *path) {
-  json_t *root = json_object();
-  size_t at = 0;
-  for (int i = 0; i < f->n; i++) {
-    size_t bytes = (size_t)f->t[i].rows * (size_t)f->t[i].cols * 4;
-    json_t *shape = json_array();
-    if (f->t[i].deep)
-      json_array_append_new(shape, json_integer(f->t[i].deep));
-    json_array_append_new(shape, json_integer(f->t[i].rows / (f->t[i].deep ? f->t[i].deep : 1)));
-    json_array_append_new(shape, json_integer(f->t[i].cols));
-    json_object_set_new(root, f->t[i].name,
-                        json_pack("{s:s,s:o,s:[I,I]}", "dtype", "F32", "shape", shape,
-                                  "data_offsets", (json_int_t)at, (json_int_t)(at + bytes)));
-    at += bytes;
-  }
-  char *text = mr_json_dumps(root, JSON_COMPACT);
-  uint64_t len = (strlen(text) + 7) / 8 * 8;
-  FILE *out = fopen(path, "wb");
-  assert_non_null(out);
-  fwrite(&len, 8, 1, out);
-  fprintf(out, "%-*s", (int)len, text);
-  for (int i = 0; i < f->n; i++)
-    fwrite(f->t[i].v, 4, (size_t)f->t[i].rows * (size_t)f->t[i].cols, out);
-  assert_int_equal(fclose(out), 0);
-  mr_mem_free(text);
-  json_decref(root);
-}
-
-static const char *const plain_config =
-    "{\"peft_type\":\"LORA\",\"r\":3,\"lora_alpha\":6,\"use_rslora\":true,\"bias\":\"none\","
-    "\"target_modules\":\"all-linear\",\"rank_pattern\":{\"self_attn.v_proj\":2},"
-    "\"alpha_pattern\":{\"self_attn.v_proj\":5}}";
-
-static const char *write_adapter(const char *name, const char *config) {
-  static char dir[4][300];
-  static int at;
-  char path[400];
-  at = (at + 1) % 4;
-  snprintf(dir[at], sizeof dir[at], "%s/%s", temp_dir, name);
-  mkdir(dir[at], 0700);
-  snprintf(path, sizeof path, "%s/adapter_config.json", dir[at]);
-  FILE *f = fopen(path, "wb");
-  assert_non_null(f);
-  fputs(config, f);
-  fclose(f);
-  snprintf(path, sizeof path, "%s/adapter_model.safetensors", dir[at]);
-  write_file(&adapter, path);
-  return dir[at];
-}
-
-/* ------------------------------------------------------------------ adapters and what they add */
-
-static uint64_t state;
-
-static void fill(float *v, size_t n, float scale) {
-  for (size_t i = 0; i < n; i++)
-    v[i] = tiny_random(&state) * scale;
-}
-
-static bool is_v(const char *module) {
-  size_t n = strlen(module);
-  return n > 17 && !strcmp(module + n - 16, "self_attn.v_proj");
-}
-
-/* A and B of a module, random; delta[n, k] is what they add to its weight. */
-static void make_pair(const char *module, int n, int k, float *delta) {
-  char name[400];
-  int rank = is_v(module) ? V_RANK : RANK;
-  double scale = (is_v(module) ? V_ALPHA : ALPHA) / sqrt(rank);
-  snprintf(name, sizeof name, "base_model.model.%s.lora_A.weight", module);
-  float *a = put(&adapter, name, rank, k);
-  snprintf(name, sizeof name, "base_model.model.%s.lora_B.weight", module);
-  float *b = put(&adapter, name, n, rank);
-  fill(a, (size_t)rank * (size_t)k, 0.5f / sqrtf((float)k));
-  fill(b, (size_t)rank * (size_t)n, 0.1f);
-  for (int r = 0; r < n; r++)
-    for (int i = 0; i < k; i++) {
-      double sum = 0;
-      for (int j = 0; j < rank; j++)
-        sum += (double)b[r * rank + j] * a[j * k + i];
-      delta[(size_t)r * (size_t)k + (size_t)i] = (float)(scale * sum);
-    }
-}
-
-/* The same for an embedding: delta [vocab, d]. */
-static void make_embedding(const char *module, int vocab, int d, float *delta) {
-  char name[400];
-  double scale = ALPHA / sqrt(RANK);
-  snprintf(name, sizeof name, "base_model.model.%s.lora_embedding_A", module);
-  float *a = put(&adapter, name, RANK, vocab);
-  snprintf(name, sizeof name, "base_model.model.%s.lora_embedding_B", module);
-  float *b = put(&adapter, name, d, RANK);
-  fill(a, (size_t)RANK * (size_t)vocab, 0.3f);
-  fill(b, (size_t)RANK * (size_t)d, 0.1f);
-  for (int t = 0; t < vocab; t++)
-    for (int i = 0; i < d; i++) {
-      double sum = 0;
-      for (int j = 0; j < RANK; j++)
-        sum += (double)b[i * RANK + j] * a[j * vocab + t];
-      delta[(size_t)t * (size_t)d + (size_t)i] = (float)(scale * sum);
-    }
-}
-
-/* ------------------------------------------------------------------ running */
-
-#define TOKENS 40
-#define MAX_TOKENS 256
-
-typedef struct engine {
-  mr_model *m;
-  const mr_kernels *k;
-  mr_pool *pool;
-  mr_kv *kv;
-  mr_forward *f;
-} engine;
-
-typedef struct seat {
-  mr_kv_seq seq;
-  int32_t ids[TOKENS];
-} seat;
-
-static mr_scheme scheme = MR_SCHEME_F32;
-
-static mr_code open_with(engine *e, mr_lora **l, const char *path, const char *const *dirs, int n,
-                         mr_err *err) {
-  *l = NULL;
-  *e = (engine){.k = mr_kernels_best(), .pool = mr_pool_new(2, 0)};
-  mr_code rc = mr_model_open(&e->m, path, err);
-  if (!rc && n)
-    rc = mr_lora_new(l, e->m, n, e->k, scheme, true, err);
-  for (int i = 0; i < n && !rc; i++)
-    rc = mr_lora_add(*l, i, "test", dirs[i], err);
-  return rc;
-}
-
-static void open_rest(engine *e) {
-  mr_err err = MR_ERR_INIT;
-  assert_int_equal(mr_model_pack(e->m, e->k, scheme, e->pool, &err), MR_OK);
-  assert_int_equal(mr_kv_open(&e->kv, &e->m->c, MR_KV_F32, 100, &err), MR_OK);
-  assert_int_equal(mr_forward_open(&e->f, e->m, e->k, e->pool, e->kv, MAX_TOKENS, MAX_TOKENS, &err),
-                   MR_OK);
-}
-
-static void close_all(engine *e, mr_lora *l) {
-  mr_forward_close(e->f);
-  mr_kv_close(e->kv);
-  mr_lora_close(l);
-  mr_model_close(e->m);
-  mr_pool_free(e->pool);
-}
-
-static void sit(const engine *e, seat *s, int salt) {
-  mr_err err = MR_ERR_INIT;
-  assert_int_equal(mr_kv_seq_init(&s->seq, TOKENS, &err), MR_OK);
-  for (int i = 0; i < TOKENS; i++)
-    s->ids[i] = (i * 37 + salt * 11 + i * i) % e->m->c.n_vocab;
-}
-
-/* One step of n sequences, m tokens each from `at`, with these adapters; logits of all tokens of
- * sequence `which` to out. */
-static void step(engine *e, seat *s, const int *adapters, int n, int at, int m, int which,
-                 float *out) {
-  static const uint8_t all[TOKENS] = {[0 ... TOKENS - 1] = 1};
-  mr_run runs[8];
-  mr_err err = MR_ERR_INIT;
-  for (int i = 0; i < n; i++) {
-    assert_int_equal(mr_kv_seq_reserve(e->kv, &s[i].seq, m), MR_OK);
-    runs[i] = (mr_run){
-        .seq = &s[i].seq, .tokens = s[i].ids + at, .n = m, .want = all, .adapter = adapters[i]};
-  }
-  assert_int_equal(mr_forward_step(e->f, runs, n, NULL, &err), MR_OK);
-  for (int i = 0; i < m; i++)
-    memcpy(out + (size_t)i * (size_t)e->m->c.n_vocab, mr_forward_logits(e->f, which * m + i),
-           (size_t)e->m->c.n_vocab * sizeof *out);
-}
-
-/* Logits of one sequence alone. */
-static float *alone(engine *e, int salt, int which) {
-  seat s;
-  float *out = calloc((size_t)TOKENS * (size_t)e->m->c.n_vocab, sizeof *out);
-  sit(e, &s, salt);
-  step(e, &s, &which, 1, 0, TOKENS, 0, out);
-  mr_kv_seq_free(e->kv, &s.seq);
-  return out;
-}
-
-static double difference(const float *a, const float *b, size_t n, double *spread) {
-  double worst = 0, sum = 0, squares = 0;
-  for (size_t i = 0; i < n; i++) {
-    worst = isfinite(a[i]) ? fmax(worst, fabs((double)a[i] - b[i])) : INFINITY;
-    sum += b[i];
-    squares += (double)b[i] * b[i];
-  }
-  *spread = sqrt(fmax(squares / (double)n - sum / (double)n * (sum / (double)n), 1e-12));
-  return worst;
-}
-
-/* Two adapters, in steps with and without neighbours. */
-static void check_neighbours(engine *e, const float *one) {
-  size_t row = (size_t)e->m->c.n_vocab;
-  seat s[5];
-  static const int who[5] = {1, 0, 2, 1, 2};
-  float *out = calloc(TOKENS * row, sizeof *out);
-  for (int i = 0; i < 5; i++)
-    sit(e, &s[i], i == 3 ? 1 : 5 + i);
-  for (int at = 0; at < TOKENS; at += 8) {
-    step(e, s, who, 5, at, 8, 3, out);
-    assert_memory_equal(out, one + (size_t)at * row, 8 * row * sizeof *out);
-  }
-  for (int i = 0; i < 5; i++)
-    mr_kv_seq_free(e->kv, &s[i].seq);
-  free(out);
-}
-
-static void compare(engine *base, engine *with, const char *name) {
-  double spread, n = (double)TOKENS * base->m->c.n_vocab;
-  float *a = alone(base, 1, 1), *b = alone(with, 1, 0), *plain = alone(base, 1, 0);
-  double off = difference(a, b, (size_t)n, &spread);
-  if (!(off <= 1e-3 * spread))
-    fail_msg("%s: the adapter is off by %g of a spread of %g", name, off, spread);
-  double moved = difference(a, plain, (size_t)n, &spread);
-  if (!(moved > 0.02 * spread))
-    fail_msg("%s: the adapter changes next to nothing (%g of %g)", name, moved, spread);
-  check_neighbours(base, a);
-  free(a);
-  free(b);
-  free(plain);
-}
 
 /* ------------------------------------------------------------------ GGUF */
 
@@ -353,7 +77,7 @@ static void test_gguf(void **unused) {
   char path[300];
   snprintf(path, sizeof path, "%s", tiny_model());
   assert_int_equal(open_with(&with, &none, path, NULL, 0, &err), MR_OK);
-  state = 7;
+  seed = 7;
   clear(&adapter);
   adapt_gguf(with.m);
   const char *dirs[2] = {write_adapter("one", plain_config), NULL};
@@ -371,13 +95,6 @@ static void test_gguf(void **unused) {
   close_all(&with, NULL);
 }
 
-static double rms(const float *a, const float *b, size_t n) {
-  double sum = 0;
-  for (size_t i = 0; i < n; i++)
-    sum += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
-  return sqrt(sum / (double)n);
-}
-
 /* Logits of the tiny model with an adapter merged into it (no dirs), or beside it. */
 static float *answers(mr_scheme of, const char *path, const char *const *dirs, bool neighbours) {
   mr_err err = MR_ERR_INIT;
@@ -385,7 +102,7 @@ static float *answers(mr_scheme of, const char *path, const char *const *dirs, b
   mr_lora *l;
   scheme = of;
   assert_int_equal(open_with(&e, &l, path, dirs, dirs ? 2 : 0, &err), MR_OK);
-  state = 7;
+  seed = 7;
   clear(&adapter);
   if (!dirs)
     adapt_gguf(e.m);
@@ -539,123 +256,136 @@ static void test_not_finite_or_absent(void **unused) {
   close_all(&e, l);
 }
 
-/* Each allocation fails once; nothing leaks. */
 static void test_no_memory(void **unused) {
   (void)unused;
   char path[300];
   snprintf(path, sizeof path, "%s", tiny_model());
-  mr_err err = MR_ERR_INIT;
-  mr_model *m;
   clear(&adapter);
   float *delta = calloc(TINY_DIM * TINY_FF, sizeof *delta);
   make_pair("model.layers.0.mlp.up_proj", TINY_FF, TINY_DIM, delta);
   free(delta);
-  const char *dir = write_adapter("memory", plain_config);
-  assert_int_equal(mr_model_open(&m, path, &err), MR_OK);
-  int64_t live = mr_mem_live();
-  mr_code rc = MR_E_NOMEM;
-  for (int n = 0; n < 4000 && rc; n++) {
-    mr_lora *l;
-    mr_err_clear(&err);
-    mr_mem_fail_after(n);
-    rc = mr_lora_new(&l, m, 1, mr_kernels_ref(), MR_SCHEME_F32, true, &err);
-    if (!rc)
-      rc = mr_lora_add(l, 0, "test", dir, &err);
-    mr_mem_fail_after(-1);
-    mr_lora_close(l);
-    assert_int_equal(mr_mem_live(), live);
-    if (rc)
-      assert_int_equal(rc, MR_E_NOMEM);
+  starve(path, write_adapter("memory", plain_config));
+}
+
+/* ------------------------------------------------------------------ fused experts */
+
+enum { EXPERTS = 4, EXPERT_FF = 20 };
+
+/* One of the kind of qwen3_moe, whose experts have matrices of their own; adapters name them as one
+ * parameter all the same. */
+static const char *expert_model(void) {
+  static char names[3 * EXPERTS][40];
+  part layer[8 + 3 * EXPERTS] = {{"input_layernorm", TINY_HF_WIDE, 0},
+                                 {"post_attention_layernorm", TINY_HF_WIDE, 0},
+                                 {"self_attn.q_proj", TINY_HF_WIDE, TINY_HF_WIDE},
+                                 {"self_attn.k_proj", TINY_HF_WIDE, TINY_HF_WIDE},
+                                 {"self_attn.v_proj", TINY_HF_WIDE, TINY_HF_WIDE},
+                                 {"self_attn.o_proj", TINY_HF_WIDE, TINY_HF_WIDE},
+                                 {"mlp.gate", EXPERTS, TINY_HF_WIDE}};
+  static const char *const each[] = {"gate", "up", "down"};
+  size_t n = 7;
+  for (int e = 0; e < EXPERTS; e++)
+    for (int i = 0; i < 3; i++, n++) {
+      snprintf(names[n - 7], sizeof *names, "mlp.experts.%d.%s_proj", e, each[i]);
+      layer[n] =
+          (part){names[n - 7], i < 2 ? EXPERT_FF : TINY_HF_WIDE, i < 2 ? TINY_HF_WIDE : EXPERT_FF};
+    }
+  return write_model(&merged, layer, n,
+                     "\"model_type\":\"qwen3_moe\",\"intermediate_size\":64,"
+                     "\"num_attention_heads\":4,\"num_key_value_heads\":4,\"head_dim\":12,"
+                     "\"num_experts\":4,\"num_experts_per_tok\":2,\"moe_intermediate_size\":20,"
+                     "\"norm_topk_prob\":true");
+}
+
+/* What make_fused has made for the experts, into their own matrices. */
+static void merge_fused(int l, const char *param, const float *delta, int n, int k) {
+  char name[100];
+  bool down = !strcmp(param, "down_proj");
+  for (int e = 0; e < EXPERTS; e++)
+    for (int i = 0; i < (down ? 1 : 2); i++) {
+      const char *which = down ? "down" : i ? "up" : "gate";
+      int rows = down ? n : n / 2;
+      snprintf(name, sizeof name, "model.layers.%d.mlp.experts.%d.%s_proj.weight", l, e, which);
+      float *w = tensor_of(name);
+      const float *from = delta + ((size_t)e * (size_t)n + (size_t)(i * rows)) * (size_t)k;
+      for (int j = 0; j < rows * k; j++)
+        w[j] += from[j];
+    }
+}
+
+static void adapt_experts(bool gates, bool crossed) {
+  static float delta[EXPERTS * 2 * EXPERT_FF * TINY_HF_WIDE];
+  clear(&adapter);
+  for (int l = 0; l < 2; l++) {
+    char module[100];
+    snprintf(module, sizeof module, "model.layers.%d.mlp.experts", l);
+    make_fused(module, EXPERTS, TINY_HF_WIDE, EXPERT_FF, crossed, delta);
+    merge_fused(l, "down_proj", delta, TINY_HF_WIDE, EXPERT_FF);
+    snprintf(module, sizeof module, "model.layers.%d.mlp.experts.base_layer", l);
+    if (gates) {
+      make_fused(module, EXPERTS, 2 * EXPERT_FF, TINY_HF_WIDE, crossed, delta);
+      merge_fused(l, "gate_up_proj", delta, 2 * EXPERT_FF, TINY_HF_WIDE);
+    }
   }
-  assert_int_equal(rc, MR_OK);
-  mr_model_close(m);
+}
+
+/* One parameter or two, with A at the inputs or at the outputs. */
+static void test_fused(void **unused) {
+  (void)unused;
+  for (int i = 0; i < 4; i++) {
+    mr_err err = MR_ERR_INIT;
+    engine base, with;
+    mr_lora *l, *none;
+    char dir[300], to[400], config[300];
+    snprintf(dir, sizeof dir, "%s", expert_model());
+    adapt_experts(i % 2, i / 2);
+    snprintf(config, sizeof config,
+             "{\"peft_type\":\"LORA\",\"r\":3,\"lora_alpha\":6,\"use_rslora\":true,"
+             "\"target_modules\":[],\"target_parameters\":[%s\"mlp.experts.down_proj\"]}",
+             i % 2 ? "\"experts.gate_up_proj\"," : "");
+    const char *dirs[2] = {write_adapter("first", config), NULL};
+    dirs[1] = dirs[0];
+    assert_int_equal(open_with(&base, &l, dir, dirs, 2, &err), MR_OK);
+    open_rest(&base);
+    snprintf(to, sizeof to, "%s/model.safetensors", dir);
+    unlink(to); /* the base has it mapped */
+    write_file(&merged, to);
+    assert_int_equal(open_with(&with, &none, dir, NULL, 0, &err), MR_OK);
+    open_rest(&with);
+    compare(&base, &with, "fused experts");
+    close_all(&base, l);
+    close_all(&with, NULL);
+  }
+}
+
+static void test_fused_refused(void **unused) {
+  (void)unused;
+  static const struct {
+    const char *parameters, *words;
+  } all[] = {{"\"experts.gate_up_proj\",\"experts.down_proj\"", NULL},
+             {"\"experts.down_proj\"", "experts.base_layer is not"},
+             {"\"experts.gate_up_proj\"", "ask for [12, 48]"},
+             {"\"experts.down_proj\",\"experts.gate_up_proj_bias\"", "target_parameters[1]"},
+             {"1", "target_parameters[0]"}};
+  char dir[300], config[300];
+  snprintf(dir, sizeof dir, "%s", expert_model());
+  adapt_experts(true, false);
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+    mr_err err = MR_ERR_INIT;
+    engine e;
+    mr_lora *l;
+    snprintf(config, sizeof config,
+             "{\"peft_type\":\"LORA\",\"r\":3,\"target_modules\":[],\"target_parameters\":[%s]}",
+             all[i].parameters);
+    const char *with = write_adapter("refused", config);
+    mr_code rc = open_with(&e, &l, dir, &with, 1, &err);
+    if (all[i].words ? rc != MR_E_DATA || !strstr(err.text, all[i].words) : rc != MR_OK)
+      fail_msg("%s: %d, %s", all[i].parameters, (int)rc, err.text);
+    close_all(&e, l);
+  }
 }
 
 /* ------------------------------------------------------------------ directories */
-
-static bool adaptable(const mr_config *c, const char *module, int *layer) {
-  int item;
-  const char *stem = mr_names_module(module, layer, &item);
-  if (!stem || strstr(stem, "norm") || !strcmp(stem, "position_embd") || strstr(stem, "project_") ||
-      !strcmp(stem, "ffn_gate_inp_shexp") || (*layer < 0 && (c->d_embed || c->tied == 1)) ||
-      *layer >= c->n_layers)
-    return false;
-  return strcmp(stem, "attn_kv_b") != 0;
-}
-
-/* The tensors of a directory with an adapter's part added, to `merged`; the adapter to `adapter`.
- */
-static void adapt_directory(const mr_weights *w, const mr_config *c) {
-  bool head = mr_weights_find(w, "lm_head.weight") || mr_weights_find(w, "embed_out.weight");
-  for (size_t i = 0; i < mr_weights_n(w); i++) {
-    const mr_gguf_tensor *t = mr_weights_at(w, i);
-    char name[256];
-    int layer, cols = (int)t->dims[0], rows = (int)(t->dims[1] * t->dims[2]);
-    snprintf(name, sizeof name, "%.*s", (int)t->name.len, t->name.s);
-    float *v = put(&merged, name, rows, cols);
-    merged.t[merged.n - 1].deep = t->n_dims == 3 ? (int)t->dims[2] : 0;
-    mr_dtype_get(t->dtype)->to_f32(v, t->data, (int64_t)rows * cols);
-    char *end = strstr(name, ".weight");
-    if (t->n_dims != 2 || !end || end[7])
-      continue;
-    *end = 0;
-    if (!adaptable(c, name, &layer) || (layer < 0 && !head))
-      continue;
-    bool turned = layer >= 0 && c->arch.hf_columns;
-    bool embed = layer < 0 && !strstr(name, "head") && !strstr(name, "embed_out");
-    int n = turned ? cols : rows, k = turned ? rows : cols;
-    float *delta = calloc((size_t)rows * (size_t)cols, sizeof *delta);
-    if (embed)
-      make_embedding(name, rows, cols, delta);
-    else
-      make_pair(name, n, k, delta);
-    for (int r = 0; r < rows; r++)
-      for (int j = 0; j < cols; j++)
-        v[r * cols + j] += turned ? delta[j * rows + r] : delta[r * cols + j];
-    free(delta);
-  }
-}
-
-static void one_directory(void **path) {
-  mr_err err = MR_ERR_INIT;
-  char dir[PATH_MAX], to[400], from[PATH_MAX + 20], whole[300];
-  mr_weights *w;
-  mr_config c;
-  engine base, with;
-  mr_lora *l, *none;
-  const char *dirs[2];
-  assert_non_null(realpath(*path, dir));
-  assert_int_equal(mr_weights_open(&w, dir, &err), MR_OK);
-  assert_int_equal(mr_config_from_dir(&c, dir, &err), MR_OK);
-  state = 11;
-  clear(&adapter);
-  clear(&merged);
-  adapt_directory(w, &c);
-  dirs[0] = write_adapter("second", plain_config);
-  clear(&adapter);
-  clear(&merged);
-  adapt_directory(w, &c);
-  dirs[1] = dirs[0];
-  dirs[0] = write_adapter("first", plain_config);
-  snprintf(whole, sizeof whole, "%s/merged", temp_dir);
-  mkdir(whole, 0700);
-  snprintf(to, sizeof to, "%s/config.json", whole);
-  snprintf(from, sizeof from, "%s/config.json", dir);
-  unlink(to);
-  assert_int_equal(symlink(from, to), 0);
-  snprintf(to, sizeof to, "%s/model.safetensors", whole);
-  write_file(&merged, to);
-  mr_weights_close(w);
-  if (open_with(&base, &l, dir, dirs, 2, &err))
-    fail_msg("%s: %s", dir, err.text);
-  if (open_with(&with, &none, whole, NULL, 0, &err))
-    fail_msg("%s, merged: %s", dir, err.text);
-  open_rest(&base);
-  open_rest(&with);
-  compare(&base, &with, strrchr(dir, '/') + 1);
-  close_all(&base, l);
-  close_all(&with, NULL);
-}
 
 #define MAX_DIRS 128
 
@@ -685,7 +415,9 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_refused, temp_begin, temp_end),
       cmocka_unit_test_setup_teardown(test_not_finite_or_absent, temp_begin, temp_end),
       cmocka_unit_test_setup_teardown(test_no_memory, temp_begin, temp_end),
+      cmocka_unit_test_setup_teardown(test_fused, temp_begin, temp_end),
+      cmocka_unit_test_setup_teardown(test_fused_refused, temp_begin, temp_end),
   };
-  size_t n = find_directories(tests, 5);
+  size_t n = find_directories(tests, 8);
   return _cmocka_run_group_tests("lora", tests, n, NULL, NULL);
 }

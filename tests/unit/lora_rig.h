@@ -1,0 +1,402 @@
+/* lora_rig.h: adapters with random factors, models with these merged into them, and steps of both,
+ * for tests of adapters. Included after cmocka. */
+#ifndef TESTS_UNIT_LORA_RIG_H
+#define TESTS_UNIT_LORA_RIG_H
+
+#include <limits.h>
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "io/mem.h"
+#include "src/forward.h"
+#include "src/lora.h"
+#include "src/names.h"
+#include "tests/unit/tiny_hf.h"
+
+#define RANK 3
+#define V_RANK 2 /* by rank_pattern */
+#define ALPHA 6.0
+#define V_ALPHA 5.0
+
+static out_file merged, adapter;
+
+static const char *const plain_config =
+    "{\"peft_type\":\"LORA\",\"r\":3,\"lora_alpha\":6,\"use_rslora\":true,\"bias\":\"none\","
+    "\"target_parameters\":[\"experts.gate_up_proj\",\"experts.down_proj\","
+    "\"input_linear.weight\",\"output_linear.weight\"],"
+    "\"target_modules\":\"all-linear\",\"rank_pattern\":{\"self_attn.v_proj\":2},"
+    "\"alpha_pattern\":{\"self_attn.v_proj\":5}}";
+
+static const char *write_adapter(const char *name, const char *config) {
+  static char dir[4][300];
+  static int at;
+  char path[400];
+  at = (at + 1) % 4;
+  snprintf(dir[at], sizeof dir[at], "%s/%s", temp_dir, name);
+  mkdir(dir[at], 0700);
+  snprintf(path, sizeof path, "%s/adapter_config.json", dir[at]);
+  FILE *f = fopen(path, "wb");
+  assert_non_null(f);
+  fputs(config, f);
+  fclose(f);
+  snprintf(path, sizeof path, "%s/adapter_model.safetensors", dir[at]);
+  write_file(&adapter, path);
+  return dir[at];
+}
+
+/* ------------------------------------------------------------------ adapters and what they add */
+
+static bool is_v(const char *module) {
+  size_t n = strlen(module);
+  return n > 17 && !strcmp(module + n - 16, "self_attn.v_proj");
+}
+
+/* A and B of a module, random; delta[n, k] is what they add to its weight. */
+static void make_pair(const char *module, int n, int k, float *delta) {
+  char name[400];
+  int rank = is_v(module) ? V_RANK : RANK;
+  double scale = (is_v(module) ? V_ALPHA : ALPHA) / sqrt(rank);
+  snprintf(name, sizeof name, "base_model.model.%s.lora_A.weight", module);
+  float *a = put(&adapter, name, rank, k);
+  snprintf(name, sizeof name, "base_model.model.%s.lora_B.weight", module);
+  float *b = put(&adapter, name, n, rank);
+  fill(a, (size_t)rank * (size_t)k, 0.5f / sqrtf((float)k));
+  fill(b, (size_t)rank * (size_t)n, 0.1f);
+  for (int r = 0; r < n; r++)
+    for (int i = 0; i < k; i++) {
+      double sum = 0;
+      for (int j = 0; j < rank; j++)
+        sum += (double)b[r * rank + j] * a[j * k + i];
+      delta[(size_t)r * (size_t)k + (size_t)i] = (float)(scale * sum);
+    }
+}
+
+/* The same of n experts in one parameter, as PEFT stacks them: delta [experts, n, k]. `crossed`: A
+ * meets the outputs, B the inputs. */
+static void make_fused(const char *module, int experts, int n, int k, bool crossed, float *delta) {
+  char name[400];
+  double scale = ALPHA / sqrt(RANK);
+  int a_cols = crossed ? n : k, b_rows = crossed ? k : n, ranks = experts * RANK;
+  snprintf(name, sizeof name, "base_model.model.%s.lora_A.weight", module);
+  float *a = put(&adapter, name, ranks, a_cols);
+  snprintf(name, sizeof name, "base_model.model.%s.lora_B.weight", module);
+  float *b = put(&adapter, name, b_rows, ranks);
+  fill(a, (size_t)ranks * (size_t)a_cols, 0.5f / sqrtf((float)a_cols));
+  fill(b, (size_t)ranks * (size_t)b_rows, 0.1f);
+  for (int e = 0; e < experts; e++)
+    for (int r = 0; r < n; r++)
+      for (int i = 0; i < k; i++) {
+        double sum = 0;
+        for (int j = 0; j < RANK; j++)
+          sum += (double)a[(e * RANK + j) * a_cols + (crossed ? r : i)] *
+                 b[(crossed ? i : r) * ranks + j * experts + e];
+        delta[((size_t)e * (size_t)n + (size_t)r) * (size_t)k + (size_t)i] = (float)(scale * sum);
+      }
+}
+
+/* The same for an embedding: delta [vocab, d]. */
+static void make_embedding(const char *module, int vocab, int d, float *delta) {
+  char name[400];
+  double scale = ALPHA / sqrt(RANK);
+  snprintf(name, sizeof name, "base_model.model.%s.lora_embedding_A", module);
+  float *a = put(&adapter, name, RANK, vocab);
+  snprintf(name, sizeof name, "base_model.model.%s.lora_embedding_B", module);
+  float *b = put(&adapter, name, d, RANK);
+  fill(a, (size_t)RANK * (size_t)vocab, 0.3f);
+  fill(b, (size_t)RANK * (size_t)d, 0.1f);
+  for (int t = 0; t < vocab; t++)
+    for (int i = 0; i < d; i++) {
+      double sum = 0;
+      for (int j = 0; j < RANK; j++)
+        sum += (double)b[i * RANK + j] * a[j * vocab + t];
+      delta[(size_t)t * (size_t)d + (size_t)i] = (float)(scale * sum);
+    }
+}
+
+/* ------------------------------------------------------------------ running */
+
+#define TOKENS 40
+#define MAX_TOKENS 256
+
+typedef struct engine {
+  mr_model *m;
+  const mr_kernels *k;
+  mr_pool *pool;
+  mr_kv *kv;
+  mr_forward *f;
+} engine;
+
+typedef struct seat {
+  mr_kv_seq seq;
+  int32_t ids[TOKENS];
+} seat;
+
+static mr_scheme scheme = MR_SCHEME_F32;
+
+static mr_code open_with(engine *e, mr_lora **l, const char *path, const char *const *dirs, int n,
+                         mr_err *err) {
+  *l = NULL;
+  *e = (engine){.k = mr_kernels_best(), .pool = mr_pool_new(2, 0)};
+  mr_code rc = mr_model_open(&e->m, path, err);
+  if (!rc && n)
+    rc = mr_lora_new(l, e->m, n, e->k, scheme, true, err);
+  for (int i = 0; i < n && !rc; i++)
+    rc = mr_lora_add(*l, i, "test", dirs[i], err);
+  return rc;
+}
+
+static void open_rest(engine *e) {
+  mr_err err = MR_ERR_INIT;
+  assert_int_equal(mr_model_pack(e->m, e->k, scheme, e->pool, &err), MR_OK);
+  assert_int_equal(mr_kv_open(&e->kv, &e->m->c, MR_KV_F32, 100, &err), MR_OK);
+  assert_int_equal(mr_forward_open(&e->f, e->m, e->k, e->pool, e->kv, MAX_TOKENS, MAX_TOKENS, &err),
+                   MR_OK);
+}
+
+static void close_all(engine *e, mr_lora *l) {
+  mr_forward_close(e->f);
+  mr_kv_close(e->kv);
+  mr_lora_close(l);
+  mr_model_close(e->m);
+  mr_pool_free(e->pool);
+}
+
+static void sit(const engine *e, seat *s, int salt) {
+  mr_err err = MR_ERR_INIT;
+  assert_int_equal(mr_kv_seq_init(&s->seq, TOKENS, &err), MR_OK);
+  for (int i = 0; i < TOKENS; i++)
+    s->ids[i] = (i * 37 + salt * 11 + i * i) % e->m->c.n_vocab;
+}
+
+/* One step of n sequences, m tokens each from `at`, with these adapters; logits of all tokens of
+ * sequence `which` to out. */
+static void step(engine *e, seat *s, const int *adapters, int n, int at, int m, int which,
+                 float *out) {
+  static const uint8_t all[TOKENS] = {[0 ... TOKENS - 1] = 1};
+  mr_run runs[8];
+  mr_err err = MR_ERR_INIT;
+  for (int i = 0; i < n; i++) {
+    assert_int_equal(mr_kv_seq_reserve(e->kv, &s[i].seq, m), MR_OK);
+    runs[i] = (mr_run){
+        .seq = &s[i].seq, .tokens = s[i].ids + at, .n = m, .want = all, .adapter = adapters[i]};
+  }
+  assert_int_equal(mr_forward_step(e->f, runs, n, NULL, &err), MR_OK);
+  for (int i = 0; i < m; i++)
+    memcpy(out + (size_t)i * (size_t)e->m->c.n_vocab, mr_forward_logits(e->f, which * m + i),
+           (size_t)e->m->c.n_vocab * sizeof *out);
+}
+
+/* Logits of one sequence alone. */
+static float *alone(engine *e, int salt, int which) {
+  seat s;
+  float *out = calloc((size_t)TOKENS * (size_t)e->m->c.n_vocab, sizeof *out);
+  sit(e, &s, salt);
+  step(e, &s, &which, 1, 0, TOKENS, 0, out);
+  mr_kv_seq_free(e->kv, &s.seq);
+  return out;
+}
+
+static double difference(const float *a, const float *b, size_t n, double *spread) {
+  double worst = 0, sum = 0, squares = 0;
+  for (size_t i = 0; i < n; i++) {
+    worst = isfinite(a[i]) ? fmax(worst, fabs((double)a[i] - b[i])) : INFINITY;
+    sum += b[i];
+    squares += (double)b[i] * b[i];
+  }
+  *spread = sqrt(fmax(squares / (double)n - sum / (double)n * (sum / (double)n), 1e-12));
+  return worst;
+}
+
+/* Two adapters, in steps with and without neighbours. */
+static void check_neighbours(engine *e, const float *one) {
+  size_t row = (size_t)e->m->c.n_vocab;
+  seat s[5];
+  static const int who[5] = {1, 0, 2, 1, 2};
+  float *out = calloc(TOKENS * row, sizeof *out);
+  for (int i = 0; i < 5; i++)
+    sit(e, &s[i], i == 3 ? 1 : 5 + i);
+  for (int at = 0; at < TOKENS; at += 8) {
+    step(e, s, who, 5, at, 8, 3, out);
+    assert_memory_equal(out, one + (size_t)at * row, 8 * row * sizeof *out);
+  }
+  for (int i = 0; i < 5; i++)
+    mr_kv_seq_free(e->kv, &s[i].seq);
+  free(out);
+}
+
+static void compare(engine *base, engine *with, const char *name) {
+  double spread, n = (double)TOKENS * base->m->c.n_vocab;
+  float *a = alone(base, 1, 1), *b = alone(with, 1, 0), *plain = alone(base, 1, 0);
+  double off = difference(a, b, (size_t)n, &spread);
+  if (!(off <= 1e-3 * spread))
+    fail_msg("%s: the adapter is off by %g of a spread of %g", name, off, spread);
+  double moved = difference(a, plain, (size_t)n, &spread);
+  if (!(moved > 0.02 * spread))
+    fail_msg("%s: the adapter changes next to nothing (%g of %g)", name, moved, spread);
+  check_neighbours(base, a);
+  free(a);
+  free(b);
+  free(plain);
+}
+
+static double rms(const float *a, const float *b, size_t n) {
+  double sum = 0;
+  for (size_t i = 0; i < n; i++)
+    sum += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
+  return sqrt(sum / (double)n);
+}
+
+/* Each allocation of loading an adapter fails once; nothing leaks. */
+static void starve(const char *path, const char *dir) {
+  mr_err err = MR_ERR_INIT;
+  mr_model *m;
+  assert_int_equal(mr_model_open(&m, path, &err), MR_OK);
+  int64_t live = mr_mem_live();
+  mr_code rc = MR_E_NOMEM;
+  for (int n = 0; n < 4000 && rc; n++) {
+    mr_lora *l;
+    mr_err_clear(&err);
+    mr_mem_fail_after(n);
+    rc = mr_lora_new(&l, m, 1, mr_kernels_ref(), MR_SCHEME_F32, true, &err);
+    if (!rc)
+      rc = mr_lora_add(l, 0, "test", dir, &err);
+    mr_mem_fail_after(-1);
+    mr_lora_close(l);
+    assert_int_equal(mr_mem_live(), live);
+    if (rc)
+      assert_int_equal(rc, MR_E_NOMEM);
+  }
+  assert_int_equal(rc, MR_OK);
+  mr_model_close(m);
+}
+
+/* ------------------------------------------------------------------ directories */
+
+static const char *only; /* stems of what is adapted; NULL: all there is */
+
+static bool adaptable(const mr_config *c, const char *module, int *layer) {
+  int item;
+  const char *stem = mr_names_module(module, layer, &item);
+  return stem && (!only || strstr(only, stem)) && !strstr(stem, "norm") &&
+         strcmp(stem, "position_embd") != 0 && !strstr(stem, "project_") &&
+         strcmp(stem, "ffn_gate_inp_shexp") != 0 &&
+         (*layer >= 0 || (!c->d_embed && c->tied != 1)) && *layer < c->n_layers;
+}
+
+/* An adapter's part of a tensor of all experts, [experts, rows, cols]. */
+static void adapt_fused(const mr_config *c, const char *name, float *v, int rows, int cols) {
+  char module[256];
+  bool turned = c->arch.experts_columns;
+  int n = turned ? cols : rows, k = turned ? rows : cols;
+  size_t size = (size_t)n * (size_t)k, at;
+  float *delta = calloc((size_t)c->n_experts, size * sizeof *delta);
+  snprintf(module, sizeof module, "%s", name);
+  *strrchr(module, '.') = 0; /* the parameter's own name */
+  if (strstr(name, "gate_up_proj"))
+    snprintf(module + strlen(module), sizeof module - strlen(module), ".base_layer");
+  make_fused(module, c->n_experts, n, k, false, delta);
+  for (int e = 0; e < c->n_experts; e++)
+    for (int r = 0; r < rows; r++)
+      for (int i = 0; i < cols; i++) {
+        at = (size_t)e * size + (size_t)(turned ? i * k + r : r * k + i);
+        v[(size_t)e * size + (size_t)(r * cols + i)] += delta[at];
+      }
+  free(delta);
+}
+
+/* The tensors of a directory with an adapter's part added, to `merged`; the adapter to `adapter`.
+ */
+static void adapt_directory(const mr_weights *w, const mr_config *c) {
+  bool head = mr_weights_find(w, "lm_head.weight") || mr_weights_find(w, "embed_out.weight");
+  for (size_t i = 0; i < mr_weights_n(w); i++) {
+    const mr_gguf_tensor *t = mr_weights_at(w, i);
+    char name[256];
+    int layer, cols = (int)t->dims[0], rows = (int)(t->dims[1] * t->dims[2]);
+    snprintf(name, sizeof name, "%.*s", (int)t->name.len, t->name.s);
+    float *v = put(&merged, name, rows, cols);
+    merged.t[merged.n - 1].deep = t->n_dims == 3 ? (int)t->dims[2] : 0;
+    mr_dtype_get(t->dtype)->to_f32(v, t->data, (int64_t)rows * cols);
+    char *end = strstr(name, ".weight");
+    if (t->n_dims == 3 && t->dims[2] == c->n_experts && strncmp(name, "model.", 6) == 0) {
+      adapt_fused(c, name, v, (int)t->dims[1], (int)t->dims[0]);
+      continue;
+    }
+    if (t->n_dims != 2 || !end || end[7])
+      continue;
+    *end = 0;
+    if (!adaptable(c, name, &layer) || (layer < 0 && !head))
+      continue;
+    bool turned = layer >= 0 && c->arch.hf_columns;
+    bool embed = layer < 0 && !strstr(name, "head") && !strstr(name, "embed_out");
+    int n = turned ? cols : rows, k = turned ? rows : cols;
+    float *delta = calloc((size_t)rows * (size_t)cols, sizeof *delta);
+    if (embed)
+      make_embedding(name, rows, cols, delta);
+    else
+      make_pair(name, n, k, delta);
+    for (int r = 0; r < rows; r++)
+      for (int j = 0; j < cols; j++)
+        v[r * cols + j] += turned ? delta[j * rows + r] : delta[r * cols + j];
+    free(delta);
+  }
+}
+
+/* Two adapters of a directory, and the second of them merged into it, in `whole`. */
+static void write_merged(const char *dir, const char *dirs[2], char whole[300]) {
+  mr_err err = MR_ERR_INIT;
+  char to[400], from[PATH_MAX + 20];
+  mr_weights *w;
+  mr_config c;
+  assert_int_equal(mr_weights_open(&w, dir, &err), MR_OK);
+  assert_int_equal(mr_config_from_dir(&c, dir, &err), MR_OK);
+  seed = 11;
+  clear(&adapter);
+  clear(&merged);
+  adapt_directory(w, &c);
+  dirs[0] = write_adapter("second", plain_config);
+  clear(&adapter);
+  clear(&merged);
+  adapt_directory(w, &c);
+  dirs[1] = dirs[0];
+  dirs[0] = write_adapter("first", plain_config);
+  snprintf(whole, 300, "%s/merged", temp_dir);
+  mkdir(whole, 0700);
+  snprintf(to, sizeof to, "%s/config.json", whole);
+  snprintf(from, sizeof from, "%s/config.json", dir);
+  unlink(to);
+  assert_int_equal(symlink(from, to), 0);
+  snprintf(to, sizeof to, "%s/model.safetensors", whole);
+  write_file(&merged, to);
+  mr_weights_close(w);
+}
+
+static void one_directory(void **path) {
+  mr_err err = MR_ERR_INIT;
+  char dir[PATH_MAX], whole[300];
+  engine base, with;
+  mr_lora *l, *none;
+  const char *dirs[2];
+  assert_non_null(realpath(*path, dir));
+  write_merged(dir, dirs, whole);
+  if (open_with(&base, &l, dir, dirs, 2, &err))
+    fail_msg("%s: %s", dir, err.text);
+  if (open_with(&with, &none, whole, NULL, 0, &err))
+    fail_msg("%s, merged: %s", dir, err.text);
+  open_rest(&base);
+  open_rest(&with);
+  compare(&base, &with, strrchr(dir, '/') + 1);
+  close_all(&base, l);
+  close_all(&with, NULL);
+}
+
+/* The tensor of `merged` with this name. */
+static float *tensor_of(const char *name) {
+  for (int i = 0; i < merged.n; i++)
+    if (!strcmp(merged.t[i].name, name))
+      return merged.t[i].v;
+  fail_msg("%s is missing", name);
+  return NULL;
+}
+
+#endif
