@@ -316,6 +316,10 @@ void mr_engine_close(mr_engine *e) {
 
 /* ---------------------------------------------------------------- what it is, what it did */
 
+void mr_engine_touch(mr_engine *e) {
+  mr_kv_touch(e->kv);
+}
+
 const mr_engine_info *mr_engine_describe(const mr_engine *e) {
   return &e->info;
 }

@@ -146,6 +146,9 @@ mr_code mr_engine_open(mr_engine **out, const mr_engine_opts *opts, const mr_pro
                        mr_err *err);
 void mr_engine_close(mr_engine *e);
 const mr_engine_info *mr_engine_describe(const mr_engine *e);
+/* For measurements, before the first row: takes all memory of keys and values from the system, as a
+ * long job has it. */
+void mr_engine_touch(mr_engine *e);
 
 /* The prefix cache of these options, to look into; *out NULL: there is none, or nothing for this
  * model. info: of mr_engine_estimate. MR_E_NOMEM. */

@@ -96,6 +96,11 @@ mr_code mr_kv_open_on(mr_kv **out, const mr_config *c, mr_kv_type type, int n_pa
   return MR_OK;
 }
 
+void mr_kv_touch(mr_kv *kv) {
+  if (!kv->memory)
+    memset(kv->pool, 0, (size_t)kv->n_pages * kv->page_bytes);
+}
+
 void mr_kv_close(mr_kv *kv) {
   if (!kv)
     return;

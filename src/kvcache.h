@@ -65,6 +65,8 @@ mr_code mr_kv_open(mr_kv **out, const mr_config *c, mr_kv_type type, int n_pages
 mr_code mr_kv_open_on(mr_kv **out, const mr_config *c, mr_kv_type type, int n_pages,
                       const mr_kv_memory *memory, mr_err *err);
 void mr_kv_close(mr_kv *kv);
+/* Before the first use: all pages are written once, so that the system has given them. */
+void mr_kv_touch(mr_kv *kv);
 int mr_kv_free_pages(const mr_kv *kv);
 int mr_kv_total_pages(const mr_kv *kv); /* without those that are held back */
 int mr_kv_most_pages(const mr_kv *kv);  /* with them */
