@@ -184,7 +184,7 @@ static mr_code measure(const bench_opts *o, phase *prefill, phase *decode, mr_en
   if (!rc)
     *info = *mr_engine_describe(e);
   if (!rc)
-    rc = run_prefill(e, o, 1, ids, 1, &warm, err);
+    rc = run_prefill(e, o, o->batch, ids, 1, &warm, err); /* pages of memory are there, then */
   if (!rc)
     rc = run_prefill(e, o, o->batch, ids, 2, prefill, err);
   if (!rc && o->gen > 0)

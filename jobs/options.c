@@ -86,7 +86,8 @@ const option mr_options[] = {
      "when memory for keys and values runs out: what costs least; fewer rows at once; to disk and "
      "back; compute again"},
     {"kv-type", 0, K_CHOICE, AT(kv_type), 0, "f32|f16|bf16|int8|q4|fp8", RUN,
-     "type of keys and values (bf16 where the CPU has AMX, else f16; f32 with --compute exact)"},
+     "type of keys and values (bf16 with AMX, int8 with AVX-512, else f16; f32 with --compute "
+     "exact)"},
     {"prefix-sharing", 0, K_CHOICE01, AT(no_prefix_sharing), 0, "on|off", RUN,
      "compute what prompts begin with alike once (on)"},
     {"prefix-cache", 0, K_TEXT, AT(prefix_cache), 0, "DIR", RUN,

@@ -33,7 +33,8 @@ typedef enum mr_scheme {
 } mr_scheme;
 
 typedef struct mr_gemm_ops {
-  int nr;                       /* columns a panel; N is padded to it with zero columns */
+  int nr;       /* columns a panel; N is padded to it with zero columns */
+  int own_rows; /* so many rows for each worker, and blocks of rows of their own serve them best */
   size_t (*panel_bytes)(int k); /* one panel of weights, a multiple of 64 */
   size_t (*row_bytes)(int k);   /* one packed activation row, a multiple of 64 */
   /* panel of `cols` (1..nr) columns: w holds cols rows of k floats, ld floats apart; dst is
@@ -139,8 +140,10 @@ typedef enum mr_act {
 } mr_act;
 
 typedef struct mr_kernels {
-  const char *name;   /* "ref", "avx2", "avxvnni", "avx512" */
-  mr_kv_type kv_type; /* the 16-bit type that attention reads fastest */
+  const char *name; /* "ref", "avx2", "avxvnni", "avx512" */
+  /* for keys and values of that head_dim: the type that attention reads fastest, of those whose
+   * accuracy fast mode may pay (docs/performance.md) */
+  mr_kv_type (*kv_type)(int head_dim);
 
   mr_gemm_ops gemm[MR_SCHEMES];
 
@@ -207,6 +210,6 @@ void mr_k_fill_avxvnni(mr_kernels *k); /* AVX2 with AVX-VNNI's int8 GEMM: the sa
 void mr_k_fill_avx512(mr_kernels *k);
 
 /* Says how fast results are made (packing, grouping, order); changes whenever their bits may. */
-#define MR_NUMERICS_VERSION 4
+#define MR_NUMERICS_VERSION 5
 
 #endif

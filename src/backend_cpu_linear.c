@@ -16,7 +16,6 @@
 
 #define ROWS_BYTES (512 << 10) /* of packed rows in a block: half of a small L2 cache */
 #define ROWS_STEP 16           /* blocks are multiples of it: of the row tiles of all kernels */
-#define OWN_ROWS 128           /* a block for each worker, where it has so many rows */
 #define ITEMS_PER_WORKER 8     /* at least, where rows must be cut for it */
 #define MOST_PER_WORKER 48     /* where panels are there: the last item is what others wait for */
 
@@ -119,7 +118,7 @@ static void cut(job *j) {
   int fit = (int)(ROWS_BYTES / j->row_bytes), blocks;
   fit = fit < 2 * ROWS_STEP ? 2 * ROWS_STEP : fit;
   blocks = (j->rows + fit - 1) / fit;
-  if (j->rows / workers >= OWN_ROWS)
+  if (j->rows / workers >= j->gemm->own_rows)
     blocks = (blocks + workers - 1) / workers * workers;
   if (total * blocks < least)
     blocks = (least + total - 1) / total;

@@ -31,13 +31,12 @@ static mr_scheme scheme_of(const mr_engine_opts *o) {
   return o->compute == MR_COMPUTE_EXACT ? MR_SCHEME_F32 : MR_SCHEME_I8;
 }
 
-static int kv_type_of(const mr_engine_opts *o) {
+static int kv_type_of(const mr_engine_opts *o, const mr_kernels *k, const mr_config *c) {
   if (o->kv_type >= 0)
     return o->kv_type;
-  const mr_kernels *k = mr_kernels_best();
   if (o->compute == MR_COMPUTE_EXACT)
     return MR_KV_F32;
-  return mr_device_is_gpu(o->device) ? MR_KV_BF16 : k ? k->kv_type : MR_KV_F16;
+  return mr_device_is_gpu(o->device) ? MR_KV_BF16 : k->kv_type(c->head_dim);
 }
 
 static uint64_t packed_bytes(const mr_gemm_ops *g, const mr_matrix *w) {
@@ -90,7 +89,7 @@ int mr_engine_logit_rows(const mr_engine_info *info) {
 static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model *m,
                     mr_engine_device *device, mr_engine_info *info, int *pages, mr_err *err) {
   const mr_config *c = &m->c;
-  int type = kv_type_of(o);
+  int type = kv_type_of(o, k, c);
   if (type >= MR_KV_TYPES || !mr_kv_part_bytes((mr_kv_type)type, c->head_dim))
     return mr_err_set(err, MR_E_UNAVAILABLE,
                       "keys and values of type %s are not supported by this build; use f16 or f32",
@@ -234,7 +233,7 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   if (!rc && !e->device.dev)
     rc = mr_model_pack(e->model, e->k, scheme_of(o), e->pool, err);
   if (!rc)
-    rc = mr_kv_open_on(&e->kv, &e->model->c, (mr_kv_type)kv_type_of(o), pages,
+    rc = mr_kv_open_on(&e->kv, &e->model->c, (mr_kv_type)kv_type_of(o, e->k, &e->model->c), pages,
                        mr_engine_device_pages(&e->device), err);
   if (!rc)
     rc = mr_kvtier_open(&e->tier, e->kv, o->kv_policy, o->kv_disk, o->spill_dir, err);

@@ -45,7 +45,7 @@ typedef struct mr_engine_opts {
   uint64_t kv_disk;      /* bytes of keys and values that may be put away on disk; 0: none */
   const char *spill_dir; /* where; NULL: /var/tmp */
   mr_kv_policy kv_policy;
-  int kv_type;                /* mr_kv_type, or -1: f32 in exact mode, else 16 bits */
+  int kv_type;                /* mr_kv_type, or -1: f32 in exact mode, else the table's */
   int context;                /* 0: the model's; lower: caps it */
   const mr_adapter *adapters; /* n_adapters */
   int n_adapters;

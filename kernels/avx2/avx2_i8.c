@@ -256,7 +256,8 @@ static void gemm_vnni(float *y, size_t ldy, const void *x, int m, const void *w,
 }
 
 void mr_k_fill_avx2_i8(mr_kernels *k) {
-  k->gemm[MR_SCHEME_I8] = (mr_gemm_ops){NR, panel_bytes, row_bytes, pack_panel, pack_row, gemm};
+  k->gemm[MR_SCHEME_I8] =
+      (mr_gemm_ops){NR, 128, panel_bytes, row_bytes, pack_panel, pack_row, gemm};
 }
 
 void mr_k_fill_avxvnni(mr_kernels *k) {

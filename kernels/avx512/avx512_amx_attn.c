@@ -444,9 +444,14 @@ static void kv_store(uint8_t *k_part, uint8_t *v_part, const float *k, const flo
   }
 }
 
+static mr_kv_type kv_type(int head_dim) {
+  (void)head_dim;
+  return MR_KV_BF16;
+}
+
 void mr_k_fill_avx512_amx_attn(mr_kernels *k) {
   simd = *k;
   k->attention = attention;
   k->kv_store = kv_store;
-  k->kv_type = MR_KV_BF16;
+  k->kv_type = kv_type;
 }

@@ -322,5 +322,6 @@ static void gemm(float *y, size_t ldy, const void *x, int m, const void *w, int 
 
 void mr_k_fill_avx512_i8(mr_kernels *k, int use_amx) {
   amx = use_amx;
-  k->gemm[MR_SCHEME_I8] = (mr_gemm_ops){NR, panel_bytes, row_bytes, pack_panel, pack_row, gemm};
+  k->gemm[MR_SCHEME_I8] =
+      (mr_gemm_ops){NR, use_amx ? 128 : 64, panel_bytes, row_bytes, pack_panel, pack_row, gemm};
 }

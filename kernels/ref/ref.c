@@ -3,7 +3,7 @@
 
 #include <pthread.h>
 
-static mr_kernels table = {.name = "ref", .kv_type = MR_KV_F16};
+static mr_kernels table = {.name = "ref"};
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void fill(void) {

@@ -186,7 +186,13 @@ static void attention(const mr_attn *a, int kv_head, int q0, int q1, void *scrat
       attend(a, kv_head, h, t);
 }
 
+static mr_kv_type kv_type(int head_dim) {
+  (void)head_dim;
+  return MR_KV_F16;
+}
+
 void mr_k_fill_ref_attn(mr_kernels *k) {
+  k->kv_type = kv_type;
   k->rotate = rotate;
   k->kv_store = kv_store;
   k->kv_pack = kv_pack;

@@ -202,10 +202,10 @@ static void i8_gemm(float *y, size_t ldy, const void *x, int m, const void *w, i
 }
 
 void mr_k_fill_ref_gemm(mr_kernels *k) {
-  k->gemm[MR_SCHEME_F32] =
-      (mr_gemm_ops){NR, f32_panel_bytes, f32_row_bytes, f32_pack_panel, f32_pack_row, f32_gemm};
+  k->gemm[MR_SCHEME_F32] = (mr_gemm_ops){
+      NR, 128, f32_panel_bytes, f32_row_bytes, f32_pack_panel, f32_pack_row, f32_gemm};
   k->gemm[MR_SCHEME_BF16] = (mr_gemm_ops){
-      NR, bf16_panel_bytes, bf16_row_bytes, bf16_pack_panel, bf16_pack_row, bf16_gemm};
+      NR, 128, bf16_panel_bytes, bf16_row_bytes, bf16_pack_panel, bf16_pack_row, bf16_gemm};
   k->gemm[MR_SCHEME_I8] =
-      (mr_gemm_ops){NR, i8_panel_bytes, i8_row_bytes, i8_pack_panel, i8_pack_row, i8_gemm};
+      (mr_gemm_ops){NR, 128, i8_panel_bytes, i8_row_bytes, i8_pack_panel, i8_pack_row, i8_gemm};
 }

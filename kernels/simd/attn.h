@@ -11,7 +11,8 @@
  * A score is one chain of fused multiply-adds along head_dim, an output one along the keys. A row
  * meets the spans that hold a key it sees, from position 0 up, and a masked key has p = 0, which
  * changes no sum. So what a row computes does not depend on the rows beside it. exp is 2^x: scores
- * are scaled by log2(e) beforehand.
+ * are scaled by log2(e) beforehand. int8 parts are met in integers where there are instructions for
+ * that: attn_dot.h.
  */
 #ifndef MR_KERNELS_SIMD_ATTN_H
 #define MR_KERNELS_SIMD_ATTN_H
@@ -36,7 +37,10 @@ typedef struct attn_work { /* rows: token by token, head by head */
   float *s;            /* [rows, KEYS]: scores, then p */
   float *sum;          /* [rows, 16]: lane sums of p */
   float *max, *shrink; /* [rows] */
-  float *k, *v;        /* [dim][32], [KEYS][dim]: a block and a span as float32 */
+  int dot;             /* codes meet codes: attn_dot.h; [rows] of what that needs */
+  float *dot_scale;
+  int32_t *dot_start;
+  float *k, *v; /* [dim][32], [KEYS][dim]: a block and a span as float32 */
 } attn_work;
 
 typedef struct attn_span { /* the blocks that rows meet at once */
@@ -79,7 +83,7 @@ typedef struct attn_product {
   const attn_work *w;
   const attn_tile *t;
   const uint8_t *k, *k_ahead, *const *v, *const *v_ahead;
-  int block;
+  int block, first; /* of the span's tiles */
 } attn_product;
 
 /* s[rows][VL * 2 keys] = q[rows][dim] k[dim][keys] */
@@ -219,6 +223,10 @@ static void attn_pv(const attn_product *x, mr_kv_type type) {
 }
 
 /* ------------------------------------------------------------------ softmax */
+static int attn_is_shaped(const mr_attn *a) {
+  return a->softcap > 0.0f || a->slopes != NULL;
+}
+
 /* Scales, softcap, slopes and mask of one row's scores of block i of the span. */
 V_INLINE void attn_shape(const attn_work *w, const attn_span *sp, int i, int row) {
   const mr_attn *a = w->a;
@@ -229,12 +237,14 @@ V_INLINE void attn_shape(const attn_work *w, const attn_span *sp, int i, int row
   vf none = vset1(-INFINITY);
   for (int j = 0; j < BLOCK; j += VL) {
     vf v = vload(s + j), lane = vadd(viota(), vset1((float)j));
-    if (mr_kvq_is_8bit(sp->type[i]))
+    if (mr_kvq_is_8bit(sp->type[i]) && !w->dot)
       v = vmul(v, vload(mr_kvq_scales_of(sp->k[i], w->dim) + j));
     if (a->softcap > 0.0f)
       v = vmul(vset1(a->softcap * LOG2E), vtanh(vdiv(v, vset1(a->softcap))));
     if (a->slopes != NULL)
       v = vfma(vset1(a->slopes[head] * LOG2E), vadd(lane, vset1((float)(base - pos))), v);
+    if (w->dot && attn_is_shaped(a))
+      v = vadd(v, vload(mr_kvq_scales_of(sp->v[i], w->dim) + j));
     vstore(s + j, vselect_lt(lane, hi, vselect_lt(lane, lo, none, v), none));
   }
 }
@@ -279,13 +289,17 @@ static void attn_scale_p(const attn_work *w, const attn_span *sp, const attn_til
   }
 }
 
-/* All maxima before the first exponent, so that rows do not wait for each other. */
-static void attn_softmax(const attn_work *w, const attn_span *sp, const attn_tile *t) {
-  int codes = mr_kvq_is_8bit(sp->type[0]);
-  int all = w->a->softcap > 0.0f || w->a->slopes != NULL || codes;
+/* Of all rows and blocks, or of those where something is masked. */
+static void attn_shape_tile(const attn_work *w, const attn_span *sp, const attn_tile *t, int all) {
   for (int i = t->from; i < t->to; i++)
     for (int r = t->r0; r < t->r1 && (all || i < t->clear || i >= t->unclear); r++)
       attn_shape(w, sp, i, r);
+}
+
+/* All maxima before the first exponent, so that rows do not wait for each other. */
+static void attn_softmax(const attn_work *w, const attn_span *sp, const attn_tile *t) {
+  int codes = mr_kvq_is_8bit(sp->type[0]);
+  attn_shape_tile(w, sp, t, codes || attn_is_shaped(w->a));
   attn_maxima(w, t);
   switch (t->to - t->from) {
   case 1:
@@ -375,8 +389,17 @@ static void attn_meet(const attn_work *w, const attn_span *sp, int t0, int t1) {
   }
 }
 
+#ifdef V_DOT
+#include "kernels/simd/attn_dot.h"
+#else
+#define dot_serves(type, dim) 0
+#define dot_query(w, row) (void)0
+#define dot_sink(w, row) 0.0f
+#define dot_meet(w, sp, t0, t1) (void)0
+#endif
+
 /* ------------------------------------------------------------------ what comes next */
-#define AHEAD 4 /* parts */
+#define AHEAD 6 /* parts */
 
 typedef struct attn_stream { /* parts in the order in which they are read: of a span all K, all V */
   const uint8_t *const *pages;
@@ -443,7 +466,9 @@ static void attn_walk(const attn_work *w, const mr_attn *a, int t0, int t1, int 
       sp.k_ahead[i] = attn_stream_part(&st);
     for (int i = 0; i < sp.n; i++)
       sp.v_ahead[i] = attn_stream_part(&st);
-    if (from < to)
+    if (from < to && w->dot)
+      dot_meet(w, &sp, from, to);
+    else if (from < to)
       attn_meet(w, &sp, from, to);
   }
 }
@@ -460,7 +485,10 @@ static void attn_begin(attn_work *w, const mr_attn *a, int kv_head, int tokens, 
   w->k = f, f += BLOCK * ld;
   w->v = f, f += KEYS * ld;
   w->max = f, f += rows;
-  w->shrink = f;
+  w->shrink = f, f += rows;
+  w->dot = dot_serves(a->type, dim);
+  w->dot_scale = f, f += rows;
+  w->dot_start = (int32_t *)(void *)f;
   memset(w->out, 0, rows * ld * sizeof(float));
   memset(w->sum, 0, rows * 16 * sizeof(float));
 }
@@ -477,8 +505,11 @@ static void attn_token(attn_work *w, int t, const float *q, int pos) {
       int n = w->dim - d < VL ? w->dim - d : VL;
       vstore_n(w->q + (size_t)row * w->ld + (size_t)d, vmul(vload_n(x + d, n), scale), n);
     }
-    w->max[row] = a->sinks != NULL ? a->sinks[head] * LOG2E : -INFINITY;
-    w->sum[row * 16] = a->sinks != NULL ? 1.0f : 0.0f;
+    if (w->dot)
+      dot_query(w, row);
+    int sink = a->sinks != NULL && !w->dot;
+    w->max[row] = sink ? a->sinks[head] * LOG2E : -INFINITY;
+    w->sum[row * 16] = sink ? 1.0f : 0.0f;
   }
 }
 
@@ -486,7 +517,10 @@ static void attn_end(const attn_work *w, int t, float *out) {
   for (int h = 0; h < w->group; h++) {
     size_t row = (size_t)(t * w->group + h);
     float *to = out + (size_t)(w->kv_head * w->group + h) * (size_t)w->dim;
-    vf inverse = vset1(1.0f / vreduce_add(vload(w->sum + row * 16)));
+    float sum = vreduce_add(vload(w->sum + row * 16));
+    if (w->dot)
+      sum += dot_sink(w, (int)row);
+    vf inverse = vset1(1.0f / sum);
     for (int d = 0; d < w->dim; d += VL) {
       int n = w->dim - d < VL ? w->dim - d : VL;
       vstore_n(to + d, vmul(vload_n(w->out + row * w->ld + (size_t)d, n), inverse), n);
@@ -518,9 +552,27 @@ static void simd_attention_shared(const mr_attn *a, int n, int blocks, int kv_he
   }
 }
 
+#ifdef V_DOT
+static void attn_store(uint8_t *k_part, uint8_t *v_part, const float *k, const float *v,
+                       int head_dim, int slot, mr_kv_type type) {
+  if (dot_serves(type, head_dim))
+    dot_store(k_part, v_part, k, v, head_dim, slot);
+  else
+    simd_kv_store(k_part, v_part, k, v, head_dim, slot, type);
+}
+
+static mr_kv_type attn_type(int head_dim) {
+  return dot_serves(MR_KV_INT8, head_dim) ? MR_KV_INT8 : MR_KV_F16;
+}
+#endif
+
 static void simd_fill_attn(mr_kernels *k) {
   k->rotate = simd_rotate;
   k->kv_store = simd_kv_store;
+#ifdef V_DOT
+  k->kv_store = attn_store;
+  k->kv_type = attn_type;
+#endif
   k->kv_pack = simd_kv_pack;
   k->attention = simd_attention;
   k->attention_shared = simd_attention_shared;

@@ -131,10 +131,10 @@ static void bf16_gemm(float *y, size_t ldy, const void *x, int m, const void *w,
 }
 
 static void simd_fill_gemmf(mr_kernels *k) {
-  k->gemm[MR_SCHEME_F32] =
-      (mr_gemm_ops){NR, f32_panel_bytes, simd_row_bytes, f32_pack_panel, f32_pack_row, f32_gemm};
+  k->gemm[MR_SCHEME_F32] = (mr_gemm_ops){
+      NR, 128, f32_panel_bytes, simd_row_bytes, f32_pack_panel, f32_pack_row, f32_gemm};
   k->gemm[MR_SCHEME_BF16] = (mr_gemm_ops){
-      NR, bf16_panel_bytes, simd_row_bytes, bf16_pack_panel, bf16_pack_row, bf16_gemm};
+      NR, 128, bf16_panel_bytes, simd_row_bytes, bf16_pack_panel, bf16_pack_row, bf16_gemm};
 }
 
 #undef NR

@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #define VL 16
+#define V_DOT /* dot products of four bytes: attn_dot.h */
 #define V_INLINE static inline __attribute__((always_inline))
 
 typedef __m512 vf;

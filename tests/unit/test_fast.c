@@ -27,7 +27,7 @@ static void open_fast(engine *e, const char *path) {
   mr_err err = MR_ERR_INIT;
   *e = (engine){.k = mr_kernels_best(), .pool = mr_pool_new(mr_pool_cpus(), 0)};
   if (mr_model_open(&e->m, path, &err) || mr_model_pack(e->m, e->k, MR_SCHEME_I8, e->pool, &err) ||
-      mr_kv_open(&e->kv, &e->m->c, e->k->kv_type, 100, &err) ||
+      mr_kv_open(&e->kv, &e->m->c, e->k->kv_type(e->m->c.head_dim), 100, &err) ||
       mr_forward_open(&e->f, e->m, e->k, e->pool, e->kv, MAX_TOKENS, MAX_TOKENS, &err))
     fail_msg("%s: %s", path, err.text);
 }

@@ -335,6 +335,7 @@ static void clock_and_exceptions(void **state) {
   mr_err e = MR_ERR_INIT;
   bool raised = false;
   static const char src[] = "\n{{ raise_exception('no ' ~ role) }}",
+                    wordless[] = "{{ raise_exception(nothing) }}",
                     now[] = "{{ strftime_now('') }}";
   json_t *vars = json_pack("{s:s}", "role", "dog");
   (void)state;
@@ -343,6 +344,11 @@ static void clock_and_exceptions(void **state) {
   assert_int_equal(mr_template_render(t, vars, NULL, NOON, &out, &raised, &e), MR_E_DATA);
   assert_true(raised);
   assert_string_equal(e.text, "no dog");
+  mr_template_free(t);
+  mr_err_clear(&e);
+  assert_int_equal(mr_template_parse(&t, wordless, strlen(wordless), &e), MR_OK);
+  assert_int_equal(mr_template_render(t, vars, NULL, NOON, &out, &raised, &e), MR_E_DATA);
+  assert_non_null(strstr(e.text, "without a message"));
   mr_template_free(t);
   mr_err_clear(&e);
   assert_int_equal(mr_template_parse(&t, now, strlen(now), &e), MR_OK);
