@@ -12,6 +12,7 @@
 #include "src/forward.h"
 #include "src/lora.h"
 #include "src/names.h"
+#include "tests/unit/conformance.h"
 #include "tests/unit/tiny_hf.h"
 
 #define V_RANK 2 /* by rank_pattern */
@@ -426,6 +427,39 @@ static inline void check_fast(const char *dir) {
   }
   lora_rank = 3;
   scheme = MR_SCHEME_F32;
+}
+
+/* Files of an adapter with a byte changed, in the header mostly, are taken or refused: no more. */
+static inline void check_mangled(const char *dir, const char *with, int tries) {
+  char path[400];
+  size_t n = 0;
+  int taken = 0;
+  snprintf(path, sizeof path, "%s/adapter_model.safetensors", with);
+  char *file = read_whole(path, &n);
+  assert_non_null(file);
+  uint64_t head;
+  memcpy(&head, file, sizeof head);
+  for (int i = 0; i < tries; i++) {
+    mr_err err = MR_ERR_INIT;
+    engine e;
+    mr_lora *l;
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    size_t at = i % 8 ? 8 + (size_t)(seed >> 33) % head : (size_t)(seed >> 33) % n;
+    char was = file[at];
+    file[at] = i % 2 ? (char)('0' + (seed >> 20) % 10) : (char)(seed >> 24);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    fwrite(file, 1, n, f);
+    assert_int_equal(fclose(f), 0);
+    file[at] = was;
+    mr_code rc = open_with(&e, &l, dir, &with, 1, &err);
+    assert_true(rc == MR_OK || rc == MR_E_DATA);
+    taken += rc == MR_OK;
+    close_all(&e, l);
+  }
+  print_message("%d of %d mangled adapters are taken\n", taken, tries);
+  assert_in_range(taken, 1, tries - 1);
+  free(file);
 }
 
 /* The tensor of `merged` with this name. */

@@ -370,6 +370,14 @@ static void test_experts_fast(void **unused) {
   check_fast(expert_model());
 }
 
+static void test_fused_mangled(void **unused) {
+  (void)unused;
+  char dir[300];
+  snprintf(dir, sizeof dir, "%s", expert_model());
+  adapt_experts(true, false);
+  check_mangled(dir, write_adapter("mangled", plain_config()), 300);
+}
+
 static void test_fused_refused(void **unused) {
   (void)unused;
   static const struct {
@@ -429,8 +437,9 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_no_memory, temp_begin, temp_end),
       cmocka_unit_test_setup_teardown(test_fused, temp_begin, temp_end),
       cmocka_unit_test_setup_teardown(test_experts_fast, temp_begin, temp_end),
+      cmocka_unit_test_setup_teardown(test_fused_mangled, temp_begin, temp_end),
       cmocka_unit_test_setup_teardown(test_fused_refused, temp_begin, temp_end),
   };
-  size_t n = find_directories(tests, 9);
+  size_t n = find_directories(tests, 10);
   return _cmocka_run_group_tests("lora", tests, n, NULL, NULL);
 }

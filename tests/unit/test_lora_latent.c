@@ -30,6 +30,7 @@ static void test_latent(void **unused) {
   char whole[300];
   write_merged(dir, dirs, whole);
   starve(dir, dirs[0]);
+  check_mangled(dir, dirs[0], 300);
 }
 
 static void test_latent_fast(void **unused) {
