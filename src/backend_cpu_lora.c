@@ -31,7 +31,7 @@ struct mr_cpu_lora_rows {
 
 struct mr_cpu_lora {
   const mr_lora *l;
-  const mr_gemm_ops *gemm; /* of B */
+  const mr_gemm_ops *gemm; /* of MR_LORA_UP */
   int workers;
   int32_t *adapter; /* [max_tokens] of each token, from 1; 0: none; owned, as the others */
   int32_t *first;   /* [adapters + 1] of a counting sort */
@@ -75,7 +75,9 @@ bool mr_cpu_lora_open(mr_cpu_lora **out, const mr_cpu *c) {
   x->workers = c->workers;
   int ranks = l->most_ranks > 0 ? l->most_ranks : 1;
   x->t_ld = ((size_t)ranks + 15) & ~(size_t)15;
-  x->mid_bytes = x->gemm->row_bytes(ranks);
+  exact = x->gemm->row_bytes(ranks);
+  fast = c->k->gemm[l->scheme].row_bytes(ranks);
+  x->mid_bytes = exact > fast ? exact : fast;
   if (l->most_heads > 0)
     x->mid_bytes += (size_t)l->most_heads * x->gemm->row_bytes(l->head_rank);
   x->mid_plane = n * x->mid_bytes;
@@ -218,6 +220,10 @@ static void meet_heads(const job *j, const chunk *h, const mr_lora_heads *a, flo
   }
 }
 
+static const mr_gemm_ops *up_of(const mr_cpu *c, const mr_lora_link *y) {
+  return &c->k->gemm[y->up_scheme];
+}
+
 static bool follows(const mr_lora_link *y) {
   return y && y->heads && !y->heads->output;
 }
@@ -225,14 +231,14 @@ static bool follows(const mr_lora_link *y) {
 /* Packed rows that meet the transpose of A in a head of the chunk. */
 static uint8_t *mid_of(const job *j, const chunk *h, int i, const mr_lora_link *y, int head) {
   const mr_cpu_lora *x = j->x;
-  size_t rows = (size_t)h->n, up = y->up_rank ? x->gemm->row_bytes(y->up_rank) : 0;
+  size_t rows = (size_t)h->n, up = y->up ? up_of(j->c, y)->row_bytes(y->up_rank) : 0;
   return x->mid + (size_t)i * x->mid_plane + (size_t)h->slot * x->mid_bytes + rows * up +
          (size_t)head * rows * x->gemm->row_bytes(y->heads->rank);
 }
 
 /* n values of each row of t, packed one row after the other. */
-static void pack_mid(const job *j, const chunk *h, uint8_t *to, const float *t, int n) {
-  const mr_gemm_ops *g = j->x->gemm;
+static void pack_mid(const job *j, const chunk *h, const mr_gemm_ops *g, uint8_t *to,
+                     const float *t, int n) {
   for (int r = 0; r < h->n; r++)
     g->pack_row(to + (size_t)r * g->row_bytes(n), t + (size_t)r * j->x->t_ld, n);
 }
@@ -256,10 +262,11 @@ static void go_down(void *ctx, int item, int worker) {
     if (y->heads && y->heads->output)
       meet_heads(j, h, y->heads, t + y->first + y->rank, worker);
     if (y->up)
-      pack_mid(j, h, x->mid + (size_t)i * x->mid_plane + (size_t)h->slot * x->mid_bytes,
-               t + y->first, y->up_rank);
+      pack_mid(j, h, up_of(j->c, y),
+               x->mid + (size_t)i * x->mid_plane + (size_t)h->slot * x->mid_bytes, t + y->first,
+               y->up_rank);
     for (int head = 0; follows(y) && head < y->heads->n; head++)
-      pack_mid(j, h, mid_of(j, h, i, y, head),
+      pack_mid(j, h, x->gemm, mid_of(j, h, i, y, head),
                t + y->first + y->up_rank + (size_t)head * (size_t)y->heads->rank, y->heads->rank);
   }
 }
@@ -268,8 +275,8 @@ static void go_down(void *ctx, int item, int worker) {
  * round that gives the same bits. */
 static void add_up(const job *j, const chunk *h, int i, int p0, int p1, int worker) {
   const mr_cpu_lora *x = j->x;
-  const mr_gemm_ops *g = x->gemm;
   const mr_lora_link *y = link_of(j, i, h->adapter);
+  const mr_gemm_ops *g = up_of(j->c, y);
   const int32_t *row = j->rows->row + h->slot;
   int n = j->op->w[i]->n, col = p0 * g->nr, cols = (p1 * g->nr < n ? p1 * g->nr : n) - col;
   const uint8_t *mid = x->mid + (size_t)i * x->mid_plane + (size_t)h->slot * x->mid_bytes;
@@ -360,7 +367,6 @@ void mr_cpu_lora_linear(mr_cpu *c, const mr_cpu_lora_rows *rows, const mr_linear
 
 static void add_slots(mr_cpu *c, const mr_cpu_lora_slots *s, int from, int n, int worker) {
   const mr_cpu_lora *x = c->lora;
-  const mr_gemm_ops *g = x->gemm;
   const mr_lora_down *last = NULL;
   float *t = x->own_t + (size_t)worker * CHUNK * x->t_ld;
   uint8_t *mid = x->own_mid + (size_t)worker * CHUNK * x->mid_bytes;
@@ -379,6 +385,7 @@ static void add_slots(mr_cpu *c, const mr_cpu_lora_slots *s, int from, int n, in
               panels_of(d, y->down->ranks), y->down->ranks, s->k, NULL, 0);
     }
     last = y->down;
+    const mr_gemm_ops *g = up_of(c, y);
     for (int r = 0; r < n; r++)
       g->pack_row(mid + (size_t)r * g->row_bytes(y->rank), t + (size_t)r * x->t_ld + y->first,
                   y->rank);

@@ -142,12 +142,20 @@ static bool stack(mr_lora *l, mr_lora_link *const *x, int n, int k, mr_scheme sc
   return mr_lora_panels(l, &d->packed, rows, d->ranks, k, scheme);
 }
 
+/* Kernels cut columns into panels of one width for both schemes. */
+static bool pack_up(mr_lora *l, mr_lora_link *y, int n, bool exact) {
+  const mr_gemm_ops *base = &l->k->gemm[l->scheme], *up = &l->k->gemm[MR_LORA_UP];
+  bool own = exact || y->up_rank < MR_LORA_LONG || base->nr != up->nr;
+  y->up_scheme = own ? MR_LORA_UP : l->scheme;
+  return mr_lora_panels(l, &y->up, y->b, n, y->up_rank, y->up_scheme);
+}
+
 static bool pack_group(mr_lora *l, mr_matrix *const *w, int n, int adapter, bool exact) {
   mr_lora_link *x[3];
   int found = 0, k = 0;
   for (int i = 0; i < n; i++) {
     mr_lora_link *y = w[i]->lora ? (mr_lora_link *)(uintptr_t)&w[i]->lora[adapter] : NULL;
-    if (y && y->b && !mr_lora_panels(l, &y->up, y->b, w[i]->n, y->up_rank, MR_LORA_UP))
+    if (y && y->b && !pack_up(l, y, w[i]->n, exact))
       return false;
     if (y && y->up_rank > l->most_ranks)
       l->most_ranks = y->up_rank;
@@ -193,9 +201,11 @@ static mr_code add_file(mr_hasher *h, const char *dir, const char *name, mr_err 
 }
 
 mr_code mr_lora_digest(const char *dir, char hex[33], mr_err *err) {
+  static const uint32_t version = MR_LORA_NUMERICS;
   mr_hasher *h = mr_hasher_new();
   if (!h)
     return mr_err_at(err, MR_E_NOMEM, dir, 0, -1, "no memory");
+  mr_hasher_add(h, &version, sizeof version);
   mr_code rc = add_file(h, dir, "adapter_config.json", err);
   if (!rc)
     rc = add_file(h, dir, "adapter_model.safetensors", err);

@@ -9,7 +9,8 @@
  *
  * An adapter adds scale * B (A x) to what a matrix makes of x: A [rank, k], B [n, rank], scale
  * alpha / rank, or alpha / sqrt(rank) with rsLoRA; rank and alpha may differ from module to module.
- * A is packed as the base's matrices are, so that it reads the same packed rows; B is float32.
+ * A is packed as the base's matrices are, so that it reads the same packed rows; so is B, but for
+ * short ranks, which are float32.
  * After mr_lora_add the model's matrices know what each adapter adds to them (mr_matrix.lora);
  * a row of a step names its adapter (mr_run.adapter: 0 none, i + 1). Modules are known by the names
  * that they have in Hugging Face models, whatever the base was read from: rows of B are reordered
@@ -30,10 +31,12 @@
 
 #include "src/model.h"
 
-#define MR_LORA_MAX 1024        /* adapters of a job */
-#define MR_LORA_RANK_MAX 1024   /* of a module */
-#define MR_LORA_HEADS_MAX 16384 /* rank of an adapter of kv_b times heads */
-#define MR_LORA_UP MR_SCHEME_F32
+#define MR_LORA_NUMERICS 2       /* raised when what adapters add gets other bits */
+#define MR_LORA_MAX 1024         /* adapters of a job */
+#define MR_LORA_RANK_MAX 1024    /* of a module */
+#define MR_LORA_HEADS_MAX 16384  /* rank of an adapter of kv_b times heads */
+#define MR_LORA_UP MR_SCHEME_F32 /* of B with less than MR_LORA_LONG columns: */
+#define MR_LORA_LONG 16          /* int8 packs columns by 64, and gains from 16 on */
 
 /* A of the matrices that read the same input, one below the other, so that it is read once. */
 typedef struct mr_lora_down {
@@ -54,8 +57,9 @@ struct mr_lora_link {         /* of one adapter and one matrix */
   const mr_lora_down *down;   /* or NULL */
   int first, rank;            /* which rows of down are this matrix's */
   const mr_lora_heads *heads; /* or NULL */
-  int up_rank;  /* rank, and n * rank of the heads of an output; queries: without the heads' */
-  uint8_t *up;  /* [n, up_rank] times scale in panels of MR_LORA_UP, or NULL */
+  int up_rank; /* rank, and n * rank of the heads of an output; queries: without the heads' */
+  mr_scheme up_scheme;
+  uint8_t *up;  /* [n, up_rank] times scale in panels, or NULL */
   float *bias;  /* [n] that is added, or NULL */
   float *a, *b; /* as read, while it is loaded */
 };
@@ -92,7 +96,7 @@ mr_code mr_lora_new(mr_lora **out, mr_model *m, int n, const mr_kernels *k, mr_s
 mr_code mr_lora_add(mr_lora *l, int i, const char *name, const char *dir, mr_err *err);
 void mr_lora_close(mr_lora *l); /* NULL is fine */
 
-/* xxh3-128 of both files' bytes. MR_E_NOINPUT, MR_E_IO, MR_E_NOMEM. */
+/* xxh3-128 of both files' bytes and MR_LORA_NUMERICS. MR_E_NOINPUT, MR_E_IO, MR_E_NOMEM. */
 mr_code mr_lora_digest(const char *dir, char hex[33], mr_err *err);
 
 #endif

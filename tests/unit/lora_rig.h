@@ -12,21 +12,29 @@
 #include "src/forward.h"
 #include "src/lora.h"
 #include "src/names.h"
+#include "tests/unit/conformance.h"
 #include "tests/unit/tiny_hf.h"
 
-#define RANK 3
 #define V_RANK 2 /* by rank_pattern */
 #define ALPHA 6.0
 #define V_ALPHA 5.0
 
 static out_file merged, adapter;
 
-static const char *const plain_config =
-    "{\"peft_type\":\"LORA\",\"r\":3,\"lora_alpha\":6,\"use_rslora\":true,\"bias\":\"none\","
-    "\"target_parameters\":[\"experts.gate_up_proj\",\"experts.down_proj\","
-    "\"input_linear.weight\",\"output_linear.weight\"],"
-    "\"target_modules\":\"all-linear\",\"rank_pattern\":{\"self_attn.v_proj\":2},"
-    "\"alpha_pattern\":{\"self_attn.v_proj\":5}}";
+static int lora_rank = 3;
+
+static const char *plain_config(void) {
+  static char text[500];
+  snprintf(
+      text, sizeof text,
+      "{\"peft_type\":\"LORA\",\"r\":%d,\"lora_alpha\":6,\"use_rslora\":true,\"bias\":\"none\","
+      "\"target_parameters\":[\"experts.gate_up_proj\",\"experts.down_proj\","
+      "\"input_linear.weight\",\"output_linear.weight\"],"
+      "\"target_modules\":\"all-linear\",\"rank_pattern\":{\"self_attn.v_proj\":2},"
+      "\"alpha_pattern\":{\"self_attn.v_proj\":5}}",
+      lora_rank);
+  return text;
+}
 
 static const char *write_adapter(const char *name, const char *config) {
   static char dir[4][300];
@@ -55,7 +63,7 @@ static bool is_v(const char *module) {
 /* A and B of a module, random; delta[n, k] is what they add to its weight. */
 static void make_pair(const char *module, int n, int k, float *delta) {
   char name[400];
-  int rank = is_v(module) ? V_RANK : RANK;
+  int rank = is_v(module) ? V_RANK : lora_rank;
   double scale = (is_v(module) ? V_ALPHA : ALPHA) / sqrt(rank);
   snprintf(name, sizeof name, "base_model.model.%s.lora_A.weight", module);
   float *a = put(&adapter, name, rank, k);
@@ -76,8 +84,8 @@ static void make_pair(const char *module, int n, int k, float *delta) {
  * meets the outputs, B the inputs. */
 static void make_fused(const char *module, int experts, int n, int k, bool crossed, float *delta) {
   char name[400];
-  double scale = ALPHA / sqrt(RANK);
-  int a_cols = crossed ? n : k, b_rows = crossed ? k : n, ranks = experts * RANK;
+  double scale = ALPHA / sqrt(lora_rank);
+  int a_cols = crossed ? n : k, b_rows = crossed ? k : n, ranks = experts * lora_rank;
   snprintf(name, sizeof name, "base_model.model.%s.lora_A.weight", module);
   float *a = put(&adapter, name, ranks, a_cols);
   snprintf(name, sizeof name, "base_model.model.%s.lora_B.weight", module);
@@ -88,8 +96,8 @@ static void make_fused(const char *module, int experts, int n, int k, bool cross
     for (int r = 0; r < n; r++)
       for (int i = 0; i < k; i++) {
         double sum = 0;
-        for (int j = 0; j < RANK; j++)
-          sum += (double)a[(e * RANK + j) * a_cols + (crossed ? r : i)] *
+        for (int j = 0; j < lora_rank; j++)
+          sum += (double)a[(e * lora_rank + j) * a_cols + (crossed ? r : i)] *
                  b[(crossed ? i : r) * ranks + j * experts + e];
         delta[((size_t)e * (size_t)n + (size_t)r) * (size_t)k + (size_t)i] = (float)(scale * sum);
       }
@@ -98,18 +106,18 @@ static void make_fused(const char *module, int experts, int n, int k, bool cross
 /* The same for an embedding: delta [vocab, d]. */
 static void make_embedding(const char *module, int vocab, int d, float *delta) {
   char name[400];
-  double scale = ALPHA / sqrt(RANK);
+  double scale = ALPHA / sqrt(lora_rank);
   snprintf(name, sizeof name, "base_model.model.%s.lora_embedding_A", module);
-  float *a = put(&adapter, name, RANK, vocab);
+  float *a = put(&adapter, name, lora_rank, vocab);
   snprintf(name, sizeof name, "base_model.model.%s.lora_embedding_B", module);
-  float *b = put(&adapter, name, d, RANK);
-  fill(a, (size_t)RANK * (size_t)vocab, 0.3f);
-  fill(b, (size_t)RANK * (size_t)d, 0.1f);
+  float *b = put(&adapter, name, d, lora_rank);
+  fill(a, (size_t)lora_rank * (size_t)vocab, 0.3f);
+  fill(b, (size_t)lora_rank * (size_t)d, 0.1f);
   for (int t = 0; t < vocab; t++)
     for (int i = 0; i < d; i++) {
       double sum = 0;
-      for (int j = 0; j < RANK; j++)
-        sum += (double)b[i * RANK + j] * a[j * vocab + t];
+      for (int j = 0; j < lora_rank; j++)
+        sum += (double)b[i * lora_rank + j] * a[j * vocab + t];
       delta[(size_t)t * (size_t)d + (size_t)i] = (float)(scale * sum);
     }
 }
@@ -354,12 +362,12 @@ static void write_merged(const char *dir, const char *dirs[2], char whole[300]) 
   clear(&adapter);
   clear(&merged);
   adapt_directory(w, &c);
-  dirs[0] = write_adapter("second", plain_config);
+  dirs[0] = write_adapter("second", plain_config());
   clear(&adapter);
   clear(&merged);
   adapt_directory(w, &c);
   dirs[1] = dirs[0];
-  dirs[0] = write_adapter("first", plain_config);
+  dirs[0] = write_adapter("first", plain_config());
   snprintf(whole, 300, "%s/merged", temp_dir);
   mkdir(whole, 0700);
   snprintf(to, sizeof to, "%s/config.json", whole);
@@ -388,6 +396,70 @@ static void one_directory(void **path) {
   compare(&base, &with, strrchr(dir, '/') + 1);
   close_all(&base, l);
   close_all(&with, NULL);
+}
+
+/* In int8, with B in float32 and (long ranks) in int8, an adapter is hardly further from float32
+ * beside the base than merged into it; and its neighbours change no bit. */
+static inline void check_fast(const char *dir) {
+  for (lora_rank = 3; lora_rank < 50; lora_rank += 37) {
+    mr_err err = MR_ERR_INIT;
+    const char *dirs[2];
+    char whole[300];
+    float *out[3];
+    double n = TOKENS * TINY_HF_VOCAB;
+    write_merged(dir, dirs, whole);
+    for (int i = 0; i < 3; i++) { /* merged exactly, merged, beside */
+      engine e;
+      mr_lora *l;
+      scheme = i ? MR_SCHEME_I8 : MR_SCHEME_F32;
+      assert_int_equal(open_with(&e, &l, i < 2 ? whole : dir, dirs, i < 2 ? 0 : 2, &err), MR_OK);
+      open_rest(&e);
+      out[i] = alone(&e, 1, i == 2);
+      if (i == 2)
+        check_neighbours(&e, out[2]);
+      close_all(&e, l);
+    }
+    double a = rms(out[1], out[0], (size_t)n), b = rms(out[2], out[0], (size_t)n);
+    print_message("rank %d: off by %.4f merged, %.4f beside\n", lora_rank, a, b);
+    assert_true(a > 0 && b > 0 && b < 1.3 * a);
+    for (int i = 0; i < 3; i++)
+      free(out[i]);
+  }
+  lora_rank = 3;
+  scheme = MR_SCHEME_F32;
+}
+
+/* Files of an adapter with a byte changed, in the header mostly, are taken or refused: no more. */
+static inline void check_mangled(const char *dir, const char *with, int tries) {
+  char path[400];
+  size_t n = 0;
+  int taken = 0;
+  snprintf(path, sizeof path, "%s/adapter_model.safetensors", with);
+  char *file = read_whole(path, &n);
+  assert_non_null(file);
+  uint64_t head;
+  memcpy(&head, file, sizeof head);
+  for (int i = 0; i < tries; i++) {
+    mr_err err = MR_ERR_INIT;
+    engine e;
+    mr_lora *l;
+    seed = seed * 6364136223846793005u + 1442695040888963407u;
+    size_t at = i % 8 ? 8 + (size_t)(seed >> 33) % head : (size_t)(seed >> 33) % n;
+    char was = file[at];
+    file[at] = i % 2 ? (char)('0' + (seed >> 20) % 10) : (char)(seed >> 24);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    fwrite(file, 1, n, f);
+    assert_int_equal(fclose(f), 0);
+    file[at] = was;
+    mr_code rc = open_with(&e, &l, dir, &with, 1, &err);
+    assert_true(rc == MR_OK || rc == MR_E_DATA);
+    taken += rc == MR_OK;
+    close_all(&e, l);
+  }
+  print_message("%d of %d mangled adapters are taken\n", taken, tries);
+  assert_in_range(taken, 1, tries - 1);
+  free(file);
 }
 
 /* The tensor of `merged` with this name. */

@@ -80,13 +80,13 @@ static void test_gguf(void **unused) {
   seed = 7;
   clear(&adapter);
   adapt_gguf(with.m);
-  const char *dirs[2] = {write_adapter("one", plain_config), NULL};
+  const char *dirs[2] = {write_adapter("one", plain_config()), NULL};
   engine spare;
   assert_int_equal(open_with(&spare, &none, path, NULL, 0, &err), MR_OK);
   clear(&adapter);
   adapt_gguf(spare.m); /* another one */
   close_all(&spare, none);
-  dirs[1] = write_adapter("two", plain_config);
+  dirs[1] = write_adapter("two", plain_config());
   assert_int_equal(open_with(&base, &l, path, dirs, 2, &err), MR_OK);
   open_rest(&base);
   open_rest(&with);
@@ -115,24 +115,31 @@ static float *answers(mr_scheme of, const char *path, const char *const *dirs, b
   return out;
 }
 
-/* Beside an int8 base A is int8, too: hardly further from float32 than an int8 base into which the
- * adapter was merged. */
-static void test_fast(void **unused) {
-  (void)unused;
-  char path[300];
-  snprintf(path, sizeof path, "%s", tiny_model());
+/* Beside an int8 base A is int8, too, and B of a long rank: hardly further from float32 than an
+ * int8 base into which the adapter was merged. */
+static void check_fast_gguf(const char *path) {
   size_t n = (size_t)TOKENS * TINY_VOCAB;
   float *exact = answers(MR_SCHEME_F32, path, NULL, false);
-  const char *dirs[2] = {write_adapter("one", plain_config), NULL};
+  const char *dirs[2] = {write_adapter("one", plain_config()), NULL};
   dirs[1] = dirs[0];
   float *joined = answers(MR_SCHEME_I8, path, NULL, false);
   float *beside = answers(MR_SCHEME_I8, path, dirs, true);
   double a = rms(joined, exact, n), b = rms(beside, exact, n);
-  print_message("off by %.4f merged, %.4f beside\n", a, b);
+  print_message("rank %d: off by %.4f merged, %.4f beside\n", lora_rank, a, b);
   assert_true(a > 0 && b > 0 && b < 1.3 * a);
   free(exact);
   free(joined);
   free(beside);
+}
+
+static void test_fast(void **unused) {
+  (void)unused;
+  char path[300];
+  snprintf(path, sizeof path, "%s", tiny_model());
+  check_fast_gguf(path);
+  lora_rank = 40;
+  check_fast_gguf(path);
+  lora_rank = 3;
 }
 
 /* A trained bias takes the place of the base's (none here); lora_bias is scaled. */
@@ -144,9 +151,9 @@ static void test_biases(void **unused) {
   char path[300];
   snprintf(path, sizeof path, "%s", tiny_model());
   clear(&adapter);
-  float *a =
-      put(&adapter, "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight", RANK, TINY_DIM);
-  put(&adapter, "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight", TINY_FF, RANK);
+  float *a = put(&adapter, "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight", lora_rank,
+                 TINY_DIM);
+  put(&adapter, "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight", TINY_FF, lora_rank);
   float *b = put(&adapter, "base_model.model.model.layers.1.mlp.up_proj.lora_B.bias", 1, TINY_FF);
   float *q = put(&adapter, "base_model.model.model.layers.1.self_attn.q_proj.base_layer.bias", 1,
                  TINY_HEADS * TINY_HEAD);
@@ -155,11 +162,11 @@ static void test_biases(void **unused) {
     b[i] = (float)i;
   for (int i = 0; i < TINY_HEADS * TINY_HEAD; i++)
     q[i] = (float)i;
-  const char *dir = write_adapter("bias", plain_config);
+  const char *dir = write_adapter("bias", plain_config());
   assert_int_equal(open_with(&base, &l, path, &dir, 1, &err), MR_OK);
   const mr_lora_link *up = base.m->layers[1].up.lora, *query = base.m->layers[1].q.lora;
   assert_non_null(up->bias);
-  assert_true(fabs(up->bias[5] - 5 * ALPHA / sqrt(RANK)) < 1e-5);
+  assert_true(fabs(up->bias[5] - 5 * ALPHA / sqrt(lora_rank)) < 1e-5);
   assert_int_equal(query->rank, 0);
   for (int i = 0; i < TINY_HEADS * TINY_HEAD; i++)
     assert_true(query->bias[i] == (float)in_hf(i, true));
@@ -264,7 +271,7 @@ static void test_no_memory(void **unused) {
   float *delta = calloc(TINY_DIM * TINY_FF, sizeof *delta);
   make_pair("model.layers.0.mlp.up_proj", TINY_FF, TINY_DIM, delta);
   free(delta);
-  starve(path, write_adapter("memory", plain_config));
+  starve(path, write_adapter("memory", plain_config()));
 }
 
 /* ------------------------------------------------------------------ fused experts */
@@ -358,6 +365,19 @@ static void test_fused(void **unused) {
   }
 }
 
+static void test_experts_fast(void **unused) {
+  (void)unused;
+  check_fast(expert_model());
+}
+
+static void test_fused_mangled(void **unused) {
+  (void)unused;
+  char dir[300];
+  snprintf(dir, sizeof dir, "%s", expert_model());
+  adapt_experts(true, false);
+  check_mangled(dir, write_adapter("mangled", plain_config()), 300);
+}
+
 static void test_fused_refused(void **unused) {
   (void)unused;
   static const struct {
@@ -416,8 +436,10 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_not_finite_or_absent, temp_begin, temp_end),
       cmocka_unit_test_setup_teardown(test_no_memory, temp_begin, temp_end),
       cmocka_unit_test_setup_teardown(test_fused, temp_begin, temp_end),
+      cmocka_unit_test_setup_teardown(test_experts_fast, temp_begin, temp_end),
+      cmocka_unit_test_setup_teardown(test_fused_mangled, temp_begin, temp_end),
       cmocka_unit_test_setup_teardown(test_fused_refused, temp_begin, temp_end),
   };
-  size_t n = find_directories(tests, 8);
+  size_t n = find_directories(tests, 10);
   return _cmocka_run_group_tests("lora", tests, n, NULL, NULL);
 }

@@ -30,32 +30,12 @@ static void test_latent(void **unused) {
   char whole[300];
   write_merged(dir, dirs, whole);
   starve(dir, dirs[0]);
+  check_mangled(dir, dirs[0], 300);
 }
 
-/* In int8: hardly further from float32 beside the base than merged into it. */
 static void test_latent_fast(void **unused) {
   (void)unused;
-  mr_err err = MR_ERR_INIT;
-  const char *dirs[2], *dir = latent_model(true);
-  char whole[300];
-  float *out[3];
-  write_merged(dir, dirs, whole);
-  for (int i = 0; i < 3; i++) { /* merged exactly, merged, beside */
-    engine e;
-    mr_lora *l;
-    scheme = i ? MR_SCHEME_I8 : MR_SCHEME_F32;
-    assert_int_equal(open_with(&e, &l, i < 2 ? whole : dir, dirs, i < 2 ? 0 : 1, &err), MR_OK);
-    open_rest(&e);
-    out[i] = alone(&e, 1, i == 2);
-    close_all(&e, l);
-  }
-  scheme = MR_SCHEME_F32;
-  double a = rms(out[1], out[0], TOKENS * TINY_HF_VOCAB),
-         b = rms(out[2], out[0], TOKENS * TINY_HF_VOCAB);
-  print_message("off by %.4f merged, %.4f beside\n", a, b);
-  assert_true(a > 0 && b > 0 && b < 1.3 * a);
-  for (int i = 0; i < 3; i++)
-    free(out[i]);
+  check_fast(latent_model(true));
 }
 
 /* A bias of queries goes through kv_b as the adapter leaves it; one of kv_b is refused. */
@@ -71,7 +51,7 @@ static void test_latent_bias(void **unused) {
   float *b = put(&adapter, q, 1, HEADS * (NOPE + ROPE)), *kv_b;
   fill(b, HEADS * (NOPE + ROPE), 1);
   kv_b = tensor_of("model.layers.1.self_attn.kv_b_proj.weight");
-  const char *with = write_adapter("bias", plain_config);
+  const char *with = write_adapter("bias", plain_config());
   assert_int_equal(open_with(&e, &l, dir, &with, 1, &err), MR_OK);
   const float *bias = e.m->layers[1].q.lora->bias;
   assert_non_null(bias);
@@ -86,7 +66,7 @@ static void test_latent_bias(void **unused) {
   close_all(&e, l);
   put(&adapter, "base_model.model.model.layers.0.self_attn.kv_b_proj.lora_B.bias", 1,
       HEADS * (NOPE + VALUES));
-  with = write_adapter("bias", plain_config);
+  with = write_adapter("bias", plain_config());
   assert_int_equal(open_with(&e, &l, dir, &with, 1, &err), MR_E_DATA);
   assert_non_null(strstr(err.text, "bias of kv_b"));
   close_all(&e, l);
