@@ -1,5 +1,5 @@
 /* tiny_hf.h: writes safetensors, and small models with random weights as Hugging Face directories.
- * Included after cmocka. */
+ * Included after cmocka, or what stands for its assertions. */
 #ifndef MR_TESTS_TINY_HF_H
 #define MR_TESTS_TINY_HF_H
 
