@@ -44,14 +44,16 @@ static void dot_store(uint8_t *k_part, uint8_t *v_part, const float *k, const fl
 }
 
 /* ------------------------------------------------------------------ queries and scores */
-/* The row's query to codes, in place: high bytes, then low ones. */
+/* The row's query to codes, in place: high bytes, then low ones. One that is not finite has no
+ * codes, and scores that are not numbers. */
 static void dot_query(const attn_work *w, int row) {
   float *q = w->q + (size_t)row * w->ld;
   int8_t code[2 * DOT_DIM];
   __m512i sum = _mm512_setzero_si512();
   float most = kv_max(q, w->dim), inverse = most > MR_KVQ_TINY ? DOT_QUERY / most : 0.0f;
   for (int d = 0; d < w->dim; d += VL) {
-    __m512i c = _mm512_cvtps_epi32(vmul(vload(q + d), vset1(inverse)));
+    vf x = most < 0.0f ? vzero() : vmul(vload(q + d), vset1(inverse));
+    __m512i c = _mm512_cvtps_epi32(x);
     __m512i high = _mm512_srai_epi32(_mm512_add_epi32(c, _mm512_set1_epi32(128)), 8);
     sum = _mm512_add_epi32(sum, c);
     _mm_storeu_si128((__m128i *)(void *)(code + d), _mm512_cvtepi32_epi8(high));
