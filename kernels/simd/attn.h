@@ -155,27 +155,12 @@ V_INLINE void attn_pv_tile(const attn_product *x, int rows, int nv, int col, int
   static int attn_pv_##NAME(const attn_product *x) {                                               \
     int col = 0, dim = x->w->dim;                                                                  \
     for (; x->t->r1 - x->t->r0 <= TILE_ROWS / 2 && col + 4 * VL <= dim; col += 4 * VL) {           \
-      TILE_SWITCH_HALF(x->t->r1 - x->t->r0, TYPE##_PV4)                                            \
+      TILE_SWITCH_4(x->t->r1 - x->t->r0, TYPE##_PV4)                                               \
     }                                                                                              \
     for (; col + 2 * VL <= dim; col += 2 * VL) {                                                   \
       TILE_SWITCH(x->t->r1 - x->t->r0, TYPE##_PV2)                                                 \
     }                                                                                              \
     return col;                                                                                    \
-  }
-#define TILE_SWITCH_HALF(n, CALL)                                                                  \
-  switch (n) {                                                                                     \
-  case 1:                                                                                          \
-    CALL(1);                                                                                       \
-    break;                                                                                         \
-  case 2:                                                                                          \
-    CALL(2);                                                                                       \
-    break;                                                                                         \
-  case 3:                                                                                          \
-    CALL(3);                                                                                       \
-    break;                                                                                         \
-  default:                                                                                         \
-    CALL(TILE_ROWS / 2);                                                                           \
-    break;                                                                                         \
   }
 #define F32_QK(R) attn_qk_tile(x, R, col, MR_KV_F32)
 #define F16_QK(R) attn_qk_tile(x, R, col, MR_KV_F16)
@@ -301,24 +286,11 @@ static void attn_softmax(const attn_work *w, const attn_span *sp, const attn_til
   int codes = mr_kvq_is_8bit(sp->type[0]);
   attn_shape_tile(w, sp, t, codes || attn_is_shaped(w->a));
   attn_maxima(w, t);
-  switch (t->to - t->from) {
-  case 1:
-    for (int r = t->r0; r < t->r1; r++)
-      attn_exp_row(w, t, r, 1);
-    break;
-  case 2:
-    for (int r = t->r0; r < t->r1; r++)
-      attn_exp_row(w, t, r, 2);
-    break;
-  case 3:
-    for (int r = t->r0; r < t->r1; r++)
-      attn_exp_row(w, t, r, 3);
-    break;
-  default:
-    for (int r = t->r0; r < t->r1; r++)
-      attn_exp_row(w, t, r, SPAN);
-    break;
-  }
+#define EXP(n)                                                                                     \
+  for (int r = t->r0; r < t->r1; r++)                                                              \
+  attn_exp_row(w, t, r, n)
+  TILE_SWITCH_4(t->to - t->from, EXP)
+#undef EXP
   if (codes)
     attn_scale_p(w, sp, t);
 }

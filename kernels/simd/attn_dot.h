@@ -132,24 +132,6 @@ V_INLINE void dot_exp_row(const attn_work *w, const attn_tile *t, const float *w
   }
 }
 
-static void dot_exp(const attn_work *w, const attn_tile *t, const float *weight) {
-  for (int r = t->r0; r < t->r1; r++)
-    switch (t->to - t->from) {
-    case 1:
-      dot_exp_row(w, t, weight, r, 1);
-      break;
-    case 2:
-      dot_exp_row(w, t, weight, r, 2);
-      break;
-    case 3:
-      dot_exp_row(w, t, weight, r, 3);
-      break;
-    default:
-      dot_exp_row(w, t, weight, r, SPAN);
-      break;
-    }
-}
-
 /* out = out * shrink + p V of 32 columns from col on */
 V_INLINE void dot_pv_tile(const attn_product *x, int r0, int rows, int col) {
   const attn_work *w = x->w;
@@ -184,24 +166,6 @@ V_INLINE void dot_pv_tile(const attn_product *x, int r0, int rows, int col) {
   }
 }
 
-/* CALL(r, rows) for the tile's rows */
-#define DOT_SWITCH(t, CALL)                                                                        \
-  for (int r = (t)->r0; r < (t)->r1; r += DOT_ROWS)                                                \
-    switch ((t)->r1 - r) {                                                                         \
-    case 1:                                                                                        \
-      CALL(r, 1);                                                                                  \
-      break;                                                                                       \
-    case 2:                                                                                        \
-      CALL(r, 2);                                                                                  \
-      break;                                                                                       \
-    case 3:                                                                                        \
-      CALL(r, 3);                                                                                  \
-      break;                                                                                       \
-    default:                                                                                       \
-      CALL(r, DOT_ROWS);                                                                           \
-      break;                                                                                       \
-    }
-
 /* What the row's sink adds to its sum. It comes last: no code of p counts for it, and beside the
  * scores of small values it would leave p few. */
 static float dot_sink(const attn_work *w, int row) {
@@ -228,20 +192,23 @@ static void dot_meet(const attn_work *w, const attn_span *sp, int t0, int t1) {
       x.k = sp->k[b];
       x.k_ahead = sp->k_ahead[b];
       x.block = b;
-#define QK(r, n) dot_qk_tile(&x, r, n)
-      DOT_SWITCH(&t, QK)
+#define QK(n) dot_qk_tile(&x, r, n)
+      for (int r = t.r0; r < t.r1; r += DOT_ROWS)
+        TILE_SWITCH_4(t.r1 - r, QK)
 #undef QK
     }
     attn_shape_tile(w, sp, &t, attn_is_shaped(w->a));
     attn_maxima(w, &t);
-    dot_exp(w, &t, weight);
-    for (int col = 0; col < w->dim; col += 2 * VL) {
-#define PV(r, n) dot_pv_tile(&x, r, n, col)
-      DOT_SWITCH(&t, PV)
+#define EXP(n) dot_exp_row(w, &t, weight, r, n)
+    for (int r = t.r0; r < t.r1; r++)
+      TILE_SWITCH_4(t.to - t.from, EXP)
+#undef EXP
+#define PV(n) dot_pv_tile(&x, r, n, col)
+    for (int col = 0; col < w->dim; col += 2 * VL)
+      for (int r = t.r0; r < t.r1; r += DOT_ROWS)
+        TILE_SWITCH_4(t.r1 - r, PV)
 #undef PV
-    }
   }
 }
 
-#undef DOT_SWITCH
 #endif

@@ -68,4 +68,21 @@ V_INLINE void tile_sum(vf acc[][2], int rows, int nv, mr_kv_type type, const flo
     break;                                                                                         \
   }
 
+/* ... of the constants up to 4 */
+#define TILE_SWITCH_4(n, CALL)                                                                     \
+  switch (n) {                                                                                     \
+  case 1:                                                                                          \
+    CALL(1);                                                                                       \
+    break;                                                                                         \
+  case 2:                                                                                          \
+    CALL(2);                                                                                       \
+    break;                                                                                         \
+  case 3:                                                                                          \
+    CALL(3);                                                                                       \
+    break;                                                                                         \
+  default:                                                                                         \
+    CALL(4);                                                                                       \
+    break;                                                                                         \
+  }
+
 #endif
