@@ -184,6 +184,10 @@ static void dot_meet(const attn_work *w, const attn_span *sp, int t0, int t1) {
       vstore(weight + i * BLOCK + j,
              vexp2(vsub(vzero(), vload(mr_kvq_scales_of(sp->v[i], w->dim) + j))));
   attn_product x = {.w = w, .v = sp->v, .v_ahead = sp->v_ahead};
+  for (int i = 0; i < sp->n; i++) { /* scales that come later; codes are asked for by the tiles */
+    attn_ask(sp->k_ahead[i], (size_t)w->dim * BLOCK, 4 * BLOCK, MR_KV_INT8);
+    attn_ask(sp->v_ahead[i], (size_t)w->dim * BLOCK, 4 * BLOCK, MR_KV_INT8);
+  }
   for (int i = 0; i < tiles; i++) {
     attn_tile t = attn_cut(w, sp, r0 + rows * i / tiles, r0 + rows * (i + 1) / tiles);
     x.t = &t;
