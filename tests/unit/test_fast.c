@@ -13,6 +13,7 @@
 
 #include "io/json.h"
 #include "io/mem.h"
+#include "kernels/dtype.h"
 #pragma GCC diagnostic ignored "-Wunused-function" /* the exact checks are test_oracle's */
 #include "tests/unit/oracle.h"
 #include "tests/unit/temp.h"
@@ -144,13 +145,6 @@ static void gguf_files(void **state) {
 
 static const char smol[] = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
 
-static uint16_t to_half(float x) {
-  _Float16 h = (_Float16)x;
-  uint16_t bits;
-  memcpy(&bits, &h, sizeof bits);
-  return bits;
-}
-
 typedef struct writer {
   FILE *data;
   json_t *head;
@@ -171,7 +165,7 @@ static void put_rows(writer *w, const char *name, const mr_matrix *m, int dim) {
   for (int r = 0; r < m->n; r++) {
     mr_matrix_row(m, dim ? in_gguf(r, dim) : r, row);
     for (int i = 0; i < m->k; i++)
-      half[i] = to_half(row[i]);
+      half[i] = mr_f32_to_f16(row[i]);
     fwrite(half, 2, (size_t)m->k, w->data);
   }
   json_object_set_new(w->head, name,
@@ -257,7 +251,7 @@ static void round_matrix(mr_matrix *m, float **own) {
     mr_matrix_row(m, r, v + (size_t)r * (size_t)m->k);
     for (int i = 0; i < m->k; i++)
       v[(size_t)r * (size_t)m->k + (size_t)i] =
-          (float)(_Float16)v[(size_t)r * (size_t)m->k + (size_t)i];
+          mr_f16_to_f32(mr_f32_to_f16(v[(size_t)r * (size_t)m->k + (size_t)i]));
   }
   *own = v;
   m->data = (const uint8_t *)v;
