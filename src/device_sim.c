@@ -179,8 +179,10 @@ static void run_one(sim *s, mr_stream *q) {
 }
 
 static bool can_run(const mr_stream *q) {
+  if (q->n == q->at)
+    return false;
   const task *t = &q->tasks[q->at];
-  return q->n > q->at && (t->kind != TASK_WAIT || t->event->done >= t->turn);
+  return t->kind != TASK_WAIT || t->event->done >= t->turn;
 }
 
 /* Of the streams that can go on, the one whose clock is behind goes first. */

@@ -21,8 +21,18 @@ static int in_hf(int r, bool turned) {
   return turned ? r - at + at / 2 + at % 2 * (TINY_HEAD / 2) : r;
 }
 
+static float *merged_values[100]; /* of models that are open */
+static int n_merged;
+
+static void free_merged(void) {
+  while (n_merged)
+    free(merged_values[--n_merged]);
+}
+
 static void merge_matrix(mr_matrix *w, const float *delta, bool turned) {
-  float *v = calloc((size_t)w->n * (size_t)w->k, sizeof *v); /* freed with the process */
+  float *v = calloc((size_t)w->n * (size_t)w->k, sizeof *v);
+  assert_true(n_merged < 100);
+  merged_values[n_merged++] = v;
   for (int r = 0; r < w->n; r++) {
     mr_matrix_row(w, r, v + (size_t)r * (size_t)w->k);
     for (int i = 0; i < w->k; i++)
@@ -93,6 +103,7 @@ static void test_gguf(void **unused) {
   compare(&base, &with, "tiny.gguf");
   close_all(&base, l);
   close_all(&with, NULL);
+  free_merged();
 }
 
 /* Logits of the tiny model with an adapter merged into it (no dirs), or beside it. */
@@ -111,6 +122,7 @@ static float *answers(mr_scheme of, const char *path, const char *const *dirs, b
   if (neighbours)
     check_neighbours(&e, out);
   close_all(&e, l);
+  free_merged();
   scheme = MR_SCHEME_F32;
   return out;
 }
