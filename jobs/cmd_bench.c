@@ -42,7 +42,8 @@ static const char usage[] =
     "      --json            print one JSON object\n"
     "  -h, --help            print this page\n"
     "\n"
-    "Decoding is timed with the whole batch in flight; memory is touched before the clock starts.\n"
+    "Decoding is timed with the whole batch in flight. Before the clock starts memory is touched and\n"
+    "the prompts run once, so that caches and clock rates are those of a long job.\n"
     "mfu and mbu are shares of what this machine does at best: of the GEMM rate in the cache, and\n"
     "of the memory bandwidth.\n";
 
@@ -185,7 +186,7 @@ static mr_code measure(const bench_opts *o, phase *prefill, phase *decode, mr_en
     *info = *mr_engine_describe(e);
   if (!rc) {
     mr_engine_touch(e);
-    rc = run_prefill(e, o, 1, ids, 1, &warm, err);
+    rc = run_prefill(e, o, o->batch, ids, 1, &warm, err);
   }
   if (!rc)
     rc = run_prefill(e, o, o->batch, ids, 2, prefill, err);
