@@ -24,12 +24,6 @@ typedef struct builder {
   float *row;           /* of of->w */
 } builder;
 
-/* y += a * x */
-static void add(float *y, const float *x, float a, int n) {
-  for (int i = 0; i < n; i++)
-    y[i] += a * x[i];
-}
-
 static float *block(builder *b, size_t rows, size_t cols) {
   return mr_lora_block(&b->l->raw, rows, cols * sizeof(float));
 }
@@ -54,7 +48,7 @@ static const float *adapted_row(builder *b, const mr_lora_pair *w, int64_t r) {
   int k = b->of->w.k;
   mr_matrix_row(&b->of->w, r, b->row);
   for (int i = 0; i < w->rank; i++)
-    add(b->row, w->a + (size_t)i * (size_t)k, w->scale * w->b[r * w->rank + i], k);
+    mr_product_add(b->row, w->a + (size_t)i * (size_t)k, w->scale * w->b[r * w->rank + i], k);
   return b->row;
 }
 
@@ -87,10 +81,11 @@ static void bias_of_heads(builder *b, const float *bias) {
   for (int h = 0; h < b->heads; h++)
     for (int i = 0; i < of->nope; i++)
       for (int j = 0; j < kv->rank; j++)
-        add(b->x->bias + (size_t)h * (size_t)size, kv->a + (size_t)j * (size_t)of->latent,
-            kv->scale * kv->b[(h * (of->nope + of->v) + i) * kv->rank + j] *
-                bias[h * (of->nope + of->rope) + i],
-            of->latent);
+        mr_product_add(b->x->bias + (size_t)h * (size_t)size,
+                       kv->a + (size_t)j * (size_t)of->latent,
+                       kv->scale * kv->b[(h * (of->nope + of->v) + i) * kv->rank + j] *
+                           bias[h * (of->nope + of->rope) + i],
+                       of->latent);
 }
 
 static bool join_bias(builder *b, const mr_matrix *w) {
@@ -128,7 +123,7 @@ static bool queries(builder *b, const mr_matrix *w) {
       const float *of_k =
           kv->b + ((size_t)h * (size_t)(of->nope + of->v) + (size_t)i) * (size_t)kv->rank;
       for (int j = 0; j < kv->rank; j++)
-        add(a + (size_t)(first + j) * (size_t)in, row, kv->scale * of_k[j], in);
+        mr_product_add(a + (size_t)(first + j) * (size_t)in, row, kv->scale * of_k[j], in);
     }
   return true;
 }
@@ -152,8 +147,8 @@ static bool output(builder *b, const mr_matrix *w) {
     const float *row = kv->rank ? adapted_row(b, o, r) : NULL;
     for (int i = 0; row && i < width; i++) {
       int h = i / of->v, at = h * (of->nope + of->v) + of->nope + i % of->v;
-      add(to + o->rank + (size_t)h * (size_t)kv->rank, kv->b + (size_t)at * (size_t)kv->rank,
-          kv->scale * row[i], kv->rank);
+      mr_product_add(to + o->rank + (size_t)h * (size_t)kv->rank,
+                     kv->b + (size_t)at * (size_t)kv->rank, kv->scale * row[i], kv->rank);
     }
   }
   return true;

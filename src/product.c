@@ -11,12 +11,6 @@ size_t mr_product_room(const mr_product *p, int n) {
   return (p->kind == MR_PRODUCT_OUTPUT ? (size_t)n * width : width) + (size_t)p->latent;
 }
 
-/* y[i] += a * x[i] */
-static void add(float *y, const float *x, float a, int n) {
-  for (int i = 0; i < n; i++)
-    y[i] += a * x[i];
-}
-
 /* Rows from .. to - 1 of one head. */
 static void query_rows(const mr_product *p, int head, int from, int to, float *dst, float *room) {
   int in = p->w.k, latents = to < p->latent ? to : p->latent;
@@ -26,7 +20,7 @@ static void query_rows(const mr_product *p, int head, int from, int to, float *d
     mr_matrix_row(&p->w, row + i, q);
     mr_matrix_row(&p->kv_b, pair + i, key);
     for (int r = from; r < latents; r++)
-      add(dst + (size_t)(r - from) * (size_t)in, q, key[r], in);
+      mr_product_add(dst + (size_t)(r - from) * (size_t)in, q, key[r], in);
   }
   for (int r = from > p->latent ? from : p->latent; r < to; r++)
     mr_matrix_row(&p->w, row + p->nope + r - p->latent, dst + (size_t)(r - from) * (size_t)in);
@@ -51,8 +45,8 @@ static void output(const mr_product *p, int64_t first, int n, int k, float *dst,
     int head = j / p->v;
     mr_matrix_row(&p->kv_b, (int64_t)head * (p->nope + p->v) + p->nope + j % p->v, value);
     for (int r = 0; r < n; r++)
-      add(dst + (size_t)r * (size_t)k + (size_t)head * (size_t)size, value,
-          room[(size_t)r * (size_t)width + (size_t)j], p->latent);
+      mr_product_add(dst + (size_t)r * (size_t)k + (size_t)head * (size_t)size, value,
+                     room[(size_t)r * (size_t)width + (size_t)j], p->latent);
   }
 }
 
@@ -60,7 +54,7 @@ static void right(const mr_product *p, int64_t first, int n, int k, float *dst, 
   for (int r = 0; r < n; r++) {
     mr_matrix_row(&p->w, first + r, room);
     for (int i = 0; i < p->w.k; i++)
-      add(dst + (size_t)r * (size_t)k, p->right + (size_t)i * (size_t)k, room[i], k);
+      mr_product_add(dst + (size_t)r * (size_t)k, p->right + (size_t)i * (size_t)k, room[i], k);
   }
 }
 

@@ -26,6 +26,12 @@ struct mr_product {
   const float *right; /* RIGHT: [in, k]; borrowed */
 };
 
+/* y += a * x */
+static inline void mr_product_add(float *y, const float *x, float a, int n) {
+  for (int i = 0; i < n; i++)
+    y[i] += a * x[i];
+}
+
 /* A matrix of these rows; p stays the caller's and must outlive it. */
 mr_matrix mr_product_matrix(const mr_product *p, int n, int k);
 

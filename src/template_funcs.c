@@ -139,7 +139,8 @@ static tv *g_raise_exception(tr *r, tv *self, tv_call *c) {
   r->failed = r->raised = true;
   if (s->str.len == 0 || s->str.s[0] == '\0')
     mr_err_set(r->err, MR_E_DATA, "the template refuses these variables without a message");
-  mr_err_set(r->err, MR_E_DATA, "%.*s", (int)(s->str.len < 1000 ? s->str.len : 1000), s->str.s);
+  else
+    mr_err_set(r->err, MR_E_DATA, "%.*s", (int)(s->str.len < 1000 ? s->str.len : 1000), s->str.s);
   return NULL;
 }
 

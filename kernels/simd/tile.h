@@ -39,47 +39,32 @@ V_INLINE void tile_sum(vf acc[][2], int rows, int nv, mr_kv_type type, const flo
   }
 }
 
-/* CALL(rows) with the constant that equals n */
+#define TILE_CASE(n, CALL)                                                                         \
+  case n:                                                                                          \
+    CALL(n);                                                                                       \
+    break;
+
+/* CALL(rows) with the constant that equals n, up to 8 */
 #define TILE_SWITCH(n, CALL)                                                                       \
   switch (n) {                                                                                     \
-  case 1:                                                                                          \
-    CALL(1);                                                                                       \
-    break;                                                                                         \
-  case 2:                                                                                          \
-    CALL(2);                                                                                       \
-    break;                                                                                         \
-  case 3:                                                                                          \
-    CALL(3);                                                                                       \
-    break;                                                                                         \
-  case 4:                                                                                          \
-    CALL(4);                                                                                       \
-    break;                                                                                         \
-  case 5:                                                                                          \
-    CALL(5);                                                                                       \
-    break;                                                                                         \
-  case 6:                                                                                          \
-    CALL(6);                                                                                       \
-    break;                                                                                         \
-  case 7:                                                                                          \
-    CALL(7);                                                                                       \
-    break;                                                                                         \
+    TILE_CASE(1, CALL)                                                                             \
+    TILE_CASE(2, CALL)                                                                             \
+    TILE_CASE(3, CALL)                                                                             \
+    TILE_CASE(4, CALL)                                                                             \
+    TILE_CASE(5, CALL)                                                                             \
+    TILE_CASE(6, CALL)                                                                             \
+    TILE_CASE(7, CALL)                                                                             \
   default:                                                                                         \
     CALL(8);                                                                                       \
     break;                                                                                         \
   }
 
-/* ... of the constants up to 4 */
+/* ... up to 4 */
 #define TILE_SWITCH_4(n, CALL)                                                                     \
   switch (n) {                                                                                     \
-  case 1:                                                                                          \
-    CALL(1);                                                                                       \
-    break;                                                                                         \
-  case 2:                                                                                          \
-    CALL(2);                                                                                       \
-    break;                                                                                         \
-  case 3:                                                                                          \
-    CALL(3);                                                                                       \
-    break;                                                                                         \
+    TILE_CASE(1, CALL)                                                                             \
+    TILE_CASE(2, CALL)                                                                             \
+    TILE_CASE(3, CALL)                                                                             \
   default:                                                                                         \
     CALL(4);                                                                                       \
     break;                                                                                         \

@@ -60,17 +60,23 @@ static bool is_v(const char *module) {
   return n > 17 && !strcmp(module + n - 16, "self_attn.v_proj");
 }
 
+/* A [ranks, k] and B [n, ranks], random. */
+static void put_pair(const char *module, int ranks, int n, int k, float **a, float **b) {
+  char name[400];
+  snprintf(name, sizeof name, "base_model.model.%s.lora_A.weight", module);
+  *a = put(&adapter, name, ranks, k);
+  snprintf(name, sizeof name, "base_model.model.%s.lora_B.weight", module);
+  *b = put(&adapter, name, n, ranks);
+  fill(*a, (size_t)ranks * (size_t)k, 0.5f / sqrtf((float)k));
+  fill(*b, (size_t)ranks * (size_t)n, 0.1f);
+}
+
 /* A and B of a module, random; delta[n, k] is what they add to its weight. */
 static void make_pair(const char *module, int n, int k, float *delta) {
-  char name[400];
   int rank = is_v(module) ? V_RANK : lora_rank;
   double scale = (is_v(module) ? V_ALPHA : ALPHA) / sqrt(rank);
-  snprintf(name, sizeof name, "base_model.model.%s.lora_A.weight", module);
-  float *a = put(&adapter, name, rank, k);
-  snprintf(name, sizeof name, "base_model.model.%s.lora_B.weight", module);
-  float *b = put(&adapter, name, n, rank);
-  fill(a, (size_t)rank * (size_t)k, 0.5f / sqrtf((float)k));
-  fill(b, (size_t)rank * (size_t)n, 0.1f);
+  float *a, *b;
+  put_pair(module, rank, n, k, &a, &b);
   for (int r = 0; r < n; r++)
     for (int i = 0; i < k; i++) {
       double sum = 0;
@@ -83,15 +89,10 @@ static void make_pair(const char *module, int n, int k, float *delta) {
 /* The same of n experts in one parameter, as PEFT stacks them: delta [experts, n, k]. `crossed`: A
  * meets the outputs, B the inputs. */
 static void make_fused(const char *module, int experts, int n, int k, bool crossed, float *delta) {
-  char name[400];
   double scale = ALPHA / sqrt(lora_rank);
-  int a_cols = crossed ? n : k, b_rows = crossed ? k : n, ranks = experts * lora_rank;
-  snprintf(name, sizeof name, "base_model.model.%s.lora_A.weight", module);
-  float *a = put(&adapter, name, ranks, a_cols);
-  snprintf(name, sizeof name, "base_model.model.%s.lora_B.weight", module);
-  float *b = put(&adapter, name, b_rows, ranks);
-  fill(a, (size_t)ranks * (size_t)a_cols, 0.5f / sqrtf((float)a_cols));
-  fill(b, (size_t)ranks * (size_t)b_rows, 0.1f);
+  int a_cols = crossed ? n : k, ranks = experts * lora_rank;
+  float *a, *b;
+  put_pair(module, ranks, crossed ? k : n, a_cols, &a, &b);
   for (int e = 0; e < experts; e++)
     for (int r = 0; r < n; r++)
       for (int i = 0; i < k; i++) {
