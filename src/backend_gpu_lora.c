@@ -30,6 +30,12 @@ typedef struct entry { /* a matrix */
   part part[PARTS]; /* DOWN: of its group */
 } entry;
 
+enum { IN, GATE, UP_OF, BACK, OUT, ROLES }; /* of experts: A of gate and up, B of both; of down */
+
+typedef struct layer { /* its experts' links: [experts, adapters] */
+  part part[ROLES];
+} layer;
+
 typedef struct rows { /* of a step, sorted by adapter: the device's */
   const int32_t *row;
   const mr_gpu_lora_tile *tiles;
@@ -40,6 +46,7 @@ struct mr_gpu_adapters {
   const mr_lora *l;
   entry *entries; /* [n_entries] by address; owned, as all of the host's */
   size_t n_entries, cap_entries;
+  layer *layers;                 /* [n_layers], where adapters change experts; else NULL */
   const mr_gpu_lora_rows *embed; /* [adapters]; NULL: none changes the embedding */
   mr_gpu_bf16 *mid;              /* [max_tokens, mid_ld], two planes */
   size_t mid_plane, mid_ld;
@@ -55,8 +62,9 @@ typedef struct builder { /* g NULL: only counts bytes */
   mr_gpu *g;
   const mr_lora *l;
   bool exact;
-  uint8_t *piece;          /* pinned */
-  mr_gpu_lora_link *links; /* [adapters] */
+  uint8_t *piece;                   /* pinned */
+  mr_gpu_lora_link *links;          /* [adapters] */
+  mr_gpu_lora_link *experts[ROLES]; /* [experts, adapters]; NULL: no adapter changes experts */
   size_t bytes;
   mr_code rc;
 } builder;
@@ -109,48 +117,48 @@ static void put_matrix(builder *b, mr_gpu_lora_link *to, const uint8_t *from, bo
     }
 }
 
-/* The links that were made, if any. */
-static part put_links(builder *b) {
+/* n links, if any adds something; then they are empty again. */
+static part put_links(builder *b, mr_gpu_lora_link *links, size_t n) {
   part p = {0};
-  for (int a = 0; a < b->l->n; a++) {
-    p.cols = b->links[a].n > p.cols ? b->links[a].n : p.cols;
-    p.heads = b->links[a].heads > p.heads ? b->links[a].heads : p.heads;
+  for (size_t i = 0; i < n; i++) {
+    p.cols = links[i].n > p.cols ? links[i].n : p.cols;
+    p.heads = links[i].heads > p.heads ? links[i].heads : p.heads;
   }
-  size_t bytes = (size_t)b->l->n * sizeof *b->links;
   if (p.cols)
-    p.links = take(b, b->links, bytes);
-  memset(b->links, 0, bytes);
+    p.links = take(b, links, n * sizeof *links);
+  memset(links, 0, n * sizeof *links);
   return p;
 }
 
-static part put_down(builder *b, mr_matrix *const *w, int n, bool pair) {
+/* A of a group: a link for each adapter. */
+static void make_down(builder *b, mr_gpu_lora_link *links, mr_matrix *const *w, int n, bool pair) {
   for (int a = 0; a < b->l->n; a++) {
     const mr_lora_down *d = NULL;
     for (int i = 0; i < n && !d; i++)
       d = w[i]->lora ? w[i]->lora[a].down : NULL;
     if (!d)
       continue;
-    b->links[a] = (mr_gpu_lora_link){.n = d->ranks, .k = d->k, .heads = 1};
-    put_matrix(b, &b->links[a], d->packed, pair);
+    links[a] = (mr_gpu_lora_link){.n = d->ranks, .k = d->k, .heads = 1};
+    put_matrix(b, &links[a], d->packed, pair);
   }
-  return put_links(b);
 }
 
-static part put_up(builder *b, const mr_matrix *w, bool pair) {
-  for (int a = 0; a < b->l->n; a++) {
+/* B of a matrix. */
+static void make_up(builder *b, mr_gpu_lora_link *links, const mr_matrix *w, bool pair) {
+  for (int a = 0; a < b->l->n && w->lora; a++) {
     const mr_lora_link *y = &w->lora[a];
     if (!y->up_rank && !y->bias)
       continue;
-    b->links[a] = (mr_gpu_lora_link){.n = w->n, .k = y->up_rank, .in = y->first, .heads = 1};
+    links[a] = (mr_gpu_lora_link){.n = w->n, .k = y->up_rank, .in = y->first, .heads = 1};
     if (y->up_rank)
-      put_matrix(b, &b->links[a], y->up, pair);
+      put_matrix(b, &links[a], y->up, pair);
     if (y->bias)
-      b->links[a].bias = take(b, y->bias, (size_t)w->n * sizeof(float));
+      links[a].bias = take(b, y->bias, (size_t)w->n * sizeof(float));
   }
-  return put_links(b);
 }
 
-static part put_heads(builder *b, const mr_matrix *w, bool pair, bool meet) {
+/* What heads share. */
+static void make_heads(builder *b, const mr_matrix *w, bool pair, bool meet) {
   for (int a = 0; a < b->l->n; a++) {
     const mr_lora_link *y = &w->lora[a];
     const mr_lora_heads *h = y->heads;
@@ -171,22 +179,52 @@ static part put_heads(builder *b, const mr_matrix *w, bool pair, bool meet) {
                                             .heads = h->n};
     put_matrix(b, &b->links[a], h->panels, pair);
   }
-  return put_links(b);
 }
 
-static bool put_group(void *ctx, mr_matrix *const *w, int n, bool exact) {
+/* Links of expert e, until those of the layer's last one are there. */
+static bool put_expert(builder *b, const mr_lora_group *group) {
+  struct mr_gpu_adapters *x = b->g ? b->g->adapters : NULL;
+  size_t n = (size_t)mr_layer_experts(b->l->m), adapters = (size_t)b->l->n;
+  size_t at = (size_t)group->expert * adapters;
+  if (!b->experts[IN])
+    return true;
+  if (group->n == 2) {
+    make_down(b, b->experts[IN] + at, group->w, 2, b->exact);
+    make_up(b, b->experts[UP_OF] + at, group->w[0], b->exact);
+    make_up(b, b->experts[GATE] + at, group->w[1], b->exact);
+    return !b->rc;
+  }
+  make_down(b, b->experts[BACK] + at, group->w, 1, b->exact);
+  make_up(b, b->experts[OUT] + at, group->w[0], b->exact);
+  for (int r = 0; group->expert == (int)n - 1 && r < ROLES; r++) {
+    part p = put_links(b, b->experts[r], n * adapters);
+    if (x)
+      x->layers[group->layer].part[r] = p;
+  }
+  return !b->rc;
+}
+
+static bool put_group(void *ctx, const mr_lora_group *group) {
   builder *b = ctx;
   struct mr_gpu_adapters *x = b->g ? b->g->adapters : NULL;
-  bool pair = exact || b->exact;
-  part down = put_down(b, w, n, pair);
-  for (int i = 0; i < n && !b->rc; i++) {
-    if (!w[i]->lora)
+  size_t adapters = (size_t)b->l->n;
+  bool pair = group->exact || b->exact;
+  if (group->expert >= 0)
+    return put_expert(b, group);
+  make_down(b, b->links, group->w, group->n, pair);
+  part down = put_links(b, b->links, adapters);
+  for (int i = 0; i < group->n && !b->rc; i++) {
+    const mr_matrix *w = group->w[i];
+    if (!w->lora)
       continue;
-    entry e = {.of = w[i], .pair = pair};
+    entry e = {.of = w, .pair = pair};
     e.part[DOWN] = down;
-    e.part[MEET] = put_heads(b, w[i], pair, true);
-    e.part[UP] = put_up(b, w[i], pair);
-    e.part[FOLLOW] = put_heads(b, w[i], pair, false);
+    make_heads(b, w, pair, true);
+    e.part[MEET] = put_links(b, b->links, adapters);
+    make_up(b, b->links, w, pair);
+    e.part[UP] = put_links(b, b->links, adapters);
+    make_heads(b, w, pair, false);
+    e.part[FOLLOW] = put_links(b, b->links, adapters);
     if (x && !mr_mem_grow((void **)&x->entries, &x->cap_entries, x->n_entries + 1, sizeof e))
       b->rc = MR_E_NOMEM;
     else if (x)
@@ -218,13 +256,19 @@ static void put_embedding(builder *b) {
 
 /* All that adapters have on the device, or how much it is. */
 static void build(builder *b) {
-  b->links = mr_mem_alloc((size_t)b->l->n, sizeof *b->links);
+  size_t n = (size_t)b->l->n, experts = (size_t)mr_layer_experts(b->l->m);
+  b->links = mr_mem_alloc(n, sizeof *b->links);
   b->rc = b->links ? MR_OK : MR_E_NOMEM;
+  for (int r = 0; r < ROLES && b->l->experts && !b->rc; r++)
+    if (!(b->experts[r] = mr_mem_alloc(n * experts, sizeof *b->links)))
+      b->rc = MR_E_NOMEM;
   if (!b->rc)
     put_embedding(b);
   if (!b->rc)
     mr_lora_each_group(b->l, put_group, b);
   mr_mem_free(b->links);
+  for (int r = 0; r < ROLES; r++)
+    mr_mem_free(b->experts[r]);
 }
 
 size_t mr_gpu_lora_bytes(const mr_model *m, mr_gpu_scheme scheme) {
@@ -239,8 +283,16 @@ static size_t mid_ld(const mr_lora *l) {
   return round_up((size_t)l->most_ranks, MR_GPU_ROWS);
 }
 
+/* Rows, or slots of experts. */
+static size_t places(const mr_lora *l, int max_tokens) {
+  const mr_config *c = &l->m->c;
+  return (size_t)max_tokens *
+         (l->experts ? (size_t)(c->n_experts_used + (c->d_shared > 0)) : (size_t)1);
+}
+
 size_t mr_gpu_lora_step_bytes(const mr_model *m, int max_tokens) {
-  return m->lora ? 2 * (size_t)max_tokens * mid_ld(m->lora) * sizeof(mr_gpu_bf16) + 256 : 0;
+  const mr_lora *l = m->lora;
+  return l ? 2 * places(l, max_tokens) * mid_ld(l) * sizeof(mr_gpu_bf16) + 256 : 0;
 }
 
 size_t mr_gpu_lora_side_bytes(const mr_model *m, int max_tokens) {
@@ -257,21 +309,18 @@ mr_code mr_gpu_lora_load(mr_gpu *g, mr_err *err) {
   const mr_lora *l = g->m->lora;
   if (!l)
     return MR_OK;
-  if (l->experts)
-    return mr_err_set(err, MR_E_UNAVAILABLE,
-                      "adapters of experts cannot run on device %s yet, those of other layers can; "
-                      "use --device cpu",
-                      g->dev->name);
   struct mr_gpu_adapters *x = g->adapters = mr_mem_alloc(1, sizeof *x);
   builder b = {.g = g, .l = l, .exact = g->scheme == MR_GPU_EXACT};
   if (!x)
     return mr_err_set(err, MR_E_NOMEM, "out of memory for the adapters");
   x->l = l;
   x->first = mr_mem_alloc((size_t)l->n + 1, sizeof *x->first);
+  x->layers = mr_mem_alloc(l->experts ? (size_t)g->m->c.n_layers : 0, sizeof *x->layers);
   x->mid_ld = mid_ld(l);
-  x->mid_plane = (size_t)g->max_tokens * x->mid_ld;
-  mr_code rc = g->dev->ops->host_alloc(g->dev, PIECE, (void **)&b.piece);
-  if (!rc && x->first) {
+  x->mid_plane = places(l, g->max_tokens) * x->mid_ld;
+  mr_code rc = x->first && x->layers ? g->dev->ops->host_alloc(g->dev, PIECE, (void **)&b.piece)
+                                     : MR_E_NOMEM;
+  if (!rc) {
     build(&b);
     rc = b.rc;
   }
@@ -284,8 +333,8 @@ mr_code mr_gpu_lora_load(mr_gpu *g, mr_err *err) {
                       "the adapters do not fit into the %zu bytes taken of device %s; use a larger "
                       "--device-memory, fewer adapters, or --device cpu",
                       g->dev->cap, g->dev->name);
-  if (rc || !x->first)
-    return mr_device_fail(g->dev, rc ? rc : MR_E_NOMEM, err);
+  if (rc)
+    return mr_device_fail(g->dev, rc, err);
   qsort(x->entries, x->n_entries, sizeof *x->entries, by_address);
   return MR_OK;
 }
@@ -296,6 +345,7 @@ void mr_gpu_lora_close(mr_gpu *g) {
     return;
   mr_mem_free(x->entries);
   mr_mem_free(x->first);
+  mr_mem_free(x->layers);
   mr_mem_free(x);
 }
 
@@ -353,21 +403,21 @@ mr_code mr_gpu_lora_begin(mr_gpu *g) {
 
 /* ------------------------------------------------------------------ products */
 
-static void launch(mr_gpu *g, const rows *r, const entry *e, int which, mr_gpu_lora *a) {
-  const part *p = &e->part[which];
-  bool down = which == DOWN || which == MEET;
+/* One product of `tiles` tiles of rows. */
+static void launch(mr_gpu *g, const part *p, bool down, bool pair, int tiles, int deep,
+                   mr_gpu_lora *a) {
   int cols = down ? MR_GPU_LORA_DOWN_COLS : MR_GPU_LORA_UP_COLS;
-  mr_gpu_kernel kernel = down ? (e->pair ? MR_GPU_lora_down_pair : MR_GPU_lora_down_bf16)
-                              : (e->pair ? MR_GPU_lora_up_pair : MR_GPU_lora_up_bf16);
+  mr_gpu_kernel kernel = down ? (pair ? MR_GPU_lora_down_pair : MR_GPU_lora_down_bf16)
+                              : (pair ? MR_GPU_lora_up_pair : MR_GPU_lora_up_bf16);
   if (!p->links)
     return;
   a->links = p->links;
   mr_gpu_launch(g, kernel,
-                (mr_grid){.blocks = {(uint32_t)((p->cols + cols - 1) / cols), (uint32_t)r->n_tiles,
-                                     (uint32_t)p->heads},
+                (mr_grid){.blocks = {(uint32_t)((p->cols + cols - 1) / cols), (uint32_t)tiles,
+                                     (uint32_t)deep},
                           .warps = MR_GPU_WARPS,
-                          .shared = down ? MR_GPU_LORA_SHARED(MR_GPU_LORA_DOWN_COLS, e->pair)
-                                         : MR_GPU_LORA_SHARED(MR_GPU_LORA_UP_COLS, e->pair)},
+                          .shared = down ? MR_GPU_LORA_SHARED(MR_GPU_LORA_DOWN_COLS, pair)
+                                         : MR_GPU_LORA_SHARED(MR_GPU_LORA_UP_COLS, pair)},
                 a);
 }
 
@@ -392,11 +442,36 @@ void mr_gpu_lora_linear(mr_gpu *g, const mr_linear *op, size_t plane) {
                      .ld = op->y[i]->ld,
                      .row = r->row,
                      .tiles = r->tiles};
-    if (e->part[DOWN].links != last)
-      launch(g, r, e, DOWN, &a);
+    for (int which = e->part[DOWN].links == last ? MEET : DOWN; which < PARTS; which++)
+      launch(g, &e->part[which], which < UP, e->pair, r->n_tiles, e->part[which].heads, &a);
     last = e->part[DOWN].links;
-    for (int which = MEET; which < PARTS; which++)
-      launch(g, r, e, which, &a);
+  }
+}
+
+bool mr_gpu_lora_has_experts(const mr_gpu *g) {
+  return g->adapters && g->adapters->l->experts && g->adapters->all.n;
+}
+
+void mr_gpu_lora_run_experts(mr_gpu *g, const mr_gpu_lora_experts *op) {
+  struct mr_gpu_adapters *x = g->adapters;
+  const layer *y = &x->layers[op->layer - g->m->layers];
+  bool pair = g->scheme == MR_GPU_EXACT, inner = op->y[1];
+  int tiles = (op->most + MR_GPU_ROWS - 1) / MR_GPU_ROWS, experts = mr_layer_experts(g->m);
+  mr_gpu_lora a = {.a = op->a,
+                   .a_plane = op->plane,
+                   .mid = x->mid,
+                   .mid_plane = x->mid_plane,
+                   .mid_ld = x->mid_ld,
+                   .ld = op->ld,
+                   .slots = {.first = op->first,
+                             .from = op->from,
+                             .adapter = x->of_at,
+                             .adapters = x->l->n,
+                             .a_first = op->a_first}};
+  launch(g, &y->part[inner ? IN : BACK], true, pair, tiles, experts, &a);
+  for (int i = 0; i < 1 + inner; i++) {
+    a.y = op->y[i];
+    launch(g, &y->part[inner ? GATE + i : OUT], false, pair, tiles, experts, &a);
   }
 }
 

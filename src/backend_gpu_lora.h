@@ -25,6 +25,20 @@ void mr_gpu_lora_close(mr_gpu *g);
 mr_code mr_gpu_lora_begin(mr_gpu *g); /* MR_E_INTERNAL: no room in g->side */
 /* plane: of the packed rows. */
 void mr_gpu_lora_linear(mr_gpu *g, const mr_linear *op, size_t plane);
+
+/* The same for the experts of a layer, whose slots' rows lie packed expert by expert. */
+typedef struct mr_gpu_lora_experts {
+  const mr_layer *layer;
+  const mr_gpu_bf16 *a;
+  size_t plane;   /* of a */
+  size_t a_first; /* rows of expert e begin at a_first * first[e], each padded by itself */
+  const int32_t *first, *from; /* on the device: mr_gpu_lora_slots */
+  int most;                    /* rows of an expert, at most */
+  float *y[2];                 /* [slots, ld]: gate and up, or down and NULL */
+  size_t ld;
+} mr_gpu_lora_experts;
+bool mr_gpu_lora_has_experts(const mr_gpu *g); /* in this step */
+void mr_gpu_lora_run_experts(mr_gpu *g, const mr_gpu_lora_experts *op);
 void mr_gpu_lora_embed_rows(mr_gpu *g, mr_buf *x);
 
 #endif

@@ -45,29 +45,38 @@ mr_code mr_lora_new(mr_lora **out, mr_model *m, int n, const mr_kernels *k, mr_s
 
 /* ------------------------------------------------------------------ every matrix */
 
-bool mr_lora_each_group(const mr_lora *l, mr_lora_visit fn, void *ctx) {
-  mr_model *m = l->m;
-  mr_matrix *head = &m->head;
-  bool ok = fn(ctx, &head, 1, false);
-  for (int i = 0; m->layers && i < m->c.n_layers && ok; i++) {
-    mr_layer *y = &m->layers[i];
-    bool low = m->c.q_lora > 0;
-    mr_matrix *in[3] = {low ? &y->q_a : &y->q, &y->k, &y->v}, *mlp[2] = {&y->up, &y->gate};
-    mr_matrix *q = &y->q, *o = &y->o, *down = &y->down, *router = &y->router;
-    ok = fn(ctx, in, 3, false) && (!low || fn(ctx, &q, 1, false)) && fn(ctx, &o, 1, false) &&
-         fn(ctx, mlp, 2, false) && fn(ctx, &down, 1, false) && fn(ctx, &router, 1, true);
-    for (int e = 0; y->experts && e < mr_layer_experts(m) && ok; e++) {
-      mr_matrix *up[2] = {&y->experts[e].up, &y->experts[e].gate}, *last = &y->experts[e].down;
-      ok = fn(ctx, up, 2, false) && fn(ctx, &last, 1, false);
-    }
+static bool layer_groups(mr_model *m, int i, mr_lora_visit fn, void *ctx) {
+  mr_layer *y = &m->layers[i];
+  bool low = m->c.q_lora > 0;
+  const mr_lora_group all[] = {{{low ? &y->q_a : &y->q, &y->k, &y->v}, 3, i, -1, false},
+                               {{&y->q}, low, i, -1, false},
+                               {{&y->o}, 1, i, -1, false},
+                               {{&y->up, &y->gate}, 2, i, -1, false},
+                               {{&y->down}, 1, i, -1, false},
+                               {{&y->router}, 1, i, -1, true}};
+  bool ok = true;
+  for (size_t g = 0; g < sizeof all / sizeof *all && ok; g++)
+    ok = !all[g].n || fn(ctx, &all[g]);
+  for (int e = 0; y->experts && e < mr_layer_experts(m) && ok; e++) {
+    mr_expert *x = &y->experts[e];
+    ok = fn(ctx, &(mr_lora_group){{&x->up, &x->gate}, 2, i, e, false}) &&
+         fn(ctx, &(mr_lora_group){{&x->down}, 1, i, e, false});
   }
   return ok;
 }
 
-static bool forget(void *ctx, mr_matrix *const *w, int n, bool exact) {
-  (void)ctx, (void)exact;
-  for (int i = 0; i < n; i++)
-    w[i]->lora = NULL;
+bool mr_lora_each_group(const mr_lora *l, mr_lora_visit fn, void *ctx) {
+  mr_model *m = l->m;
+  bool ok = fn(ctx, &(mr_lora_group){{&m->head}, 1, -1, -1, false});
+  for (int i = 0; m->layers && i < m->c.n_layers && ok; i++)
+    ok = layer_groups(m, i, fn, ctx);
+  return ok;
+}
+
+static bool forget(void *ctx, const mr_lora_group *group) {
+  (void)ctx;
+  for (int i = 0; i < group->n; i++)
+    group->w[i]->lora = NULL;
   return true;
 }
 
@@ -164,9 +173,11 @@ typedef struct packing {
   int adapter;
 } packing;
 
-static bool pack_group(void *ctx, mr_matrix *const *w, int n, bool exact) {
+static bool pack_group(void *ctx, const mr_lora_group *group) {
   mr_lora *l = ((packing *)ctx)->l;
-  int adapter = ((packing *)ctx)->adapter, found = 0, k = 0;
+  mr_matrix *const *w = group->w;
+  int adapter = ((packing *)ctx)->adapter, n = group->n, found = 0, k = 0;
+  bool exact = group->exact;
   mr_lora_link *x[3];
   for (int i = 0; i < n; i++) {
     mr_lora_link *y = w[i]->lora ? (mr_lora_link *)(uintptr_t)&w[i]->lora[adapter] : NULL;

@@ -104,9 +104,16 @@ mr_code mr_lora_add(mr_lora *l, int i, const char *name, const char *dir, mr_err
 void mr_lora_close(mr_lora *l);     /* NULL is fine */
 void mr_lora_drop_rows(mr_lora *l); /* once they are copied; NULL is fine */
 
-/* Calls fn for all matrices that adapters may change, in groups of those that read the same input
- * (up to 3), until it says false. exact: factors are float32 whatever the base is. */
-typedef bool (*mr_lora_visit)(void *ctx, mr_matrix *const *w, int n, bool exact);
+typedef struct mr_lora_group { /* matrices that read the same input */
+  mr_matrix *w[3];
+  int n;
+  int layer, expert; /* -1: none */
+  bool exact;        /* factors are float32 whatever the base is */
+} mr_lora_group;
+
+/* Calls fn for all matrices that adapters may change, in the order of layers and then of experts,
+ * until it says false. */
+typedef bool (*mr_lora_visit)(void *ctx, const mr_lora_group *group);
 bool mr_lora_each_group(const mr_lora *l, mr_lora_visit fn, void *ctx);
 
 /* xxh3-128 of both files' bytes and MR_LORA_NUMERICS. MR_E_NOINPUT, MR_E_IO, MR_E_NOMEM. */

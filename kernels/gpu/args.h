@@ -125,9 +125,21 @@ typedef struct mr_gpu_lora_tile { /* up to MR_GPU_ROWS rows of one adapter */
   int32_t first, m;               /* places in the list of rows */
 } mr_gpu_lora_tile;
 
+/* Slots of experts in place of tiles: rows of one expert lie one after the other, of several
+ * adapters. */
+typedef struct mr_gpu_lora_slots {
+  const int32_t *first; /* [experts + 1] slots of expert e: first[e] .. first[e + 1] - 1; or NULL */
+  const int32_t *from;  /* [slots] token */
+  const int32_t *adapter; /* [tokens] from 1; 0: none */
+  int32_t adapters;       /* links: [experts, adapters] */
+  size_t a_first;         /* expert e's rows of a begin at a_first * first[e] */
+} mr_gpu_lora_slots;
+
 /* lora_down: mid[place] = w a[row[place]], rounded as packed rows are. Blocks: (ceil(n /
  * MR_GPU_ROWS), tiles, heads). lora_up: y[row[place]] += w mid[place] + bias. Blocks: (ceil(n /
- * 64), tiles, heads); n and heads are the largest of all links. */
+ * 64), tiles, heads); n and heads are the
+ * largest of all links. With slots the blocks are (.., tiles of the expert that has most, experts),
+ * a place is a slot, and a_ld is k padded to MR_GPU_K. */
 typedef struct mr_gpu_lora {
   const mr_gpu_bf16 *a; /* [rows, a_ld] */
   size_t a_plane, a_ld;
@@ -138,6 +150,7 @@ typedef struct mr_gpu_lora {
   const int32_t *row; /* [places], or NULL: its own number */
   const mr_gpu_lora_tile *tiles;
   const mr_gpu_lora_link *links;
+  mr_gpu_lora_slots slots;
 } mr_gpu_lora;
 
 typedef struct mr_gpu_lora_rows { /* an adapter of the embedding */

@@ -1,8 +1,9 @@
 /* lora.cu: what adapters add to products: y += B (A x). Rows are sorted by adapter, and a block has
  * up to 16 rows of one (segmented gather products: Chen et al. 2023, Punica; Sheng et al. 2023,
- * S-LoRA). lora_down makes A x, with 16 ranks a block, whose warps share K; lora_up adds B times
- * that, with 64 columns a block. An element's sum goes along K in one order, whatever the rows
- * beside it.
+ * S-LoRA); rows of experts are sorted by these, and a block takes the adapters of its 16 rows one
+ * after the other. lora_down makes A x, with 16 ranks a block, whose warps share K; lora_up adds B
+ * times that, with 64 columns a block. An element's sum goes along K in one order, whatever the
+ * rows beside it.
  *
  * Parts of rows may begin anywhere and have any length (ranks are what they are): what is not 16
  * bytes at such an address is copied one by one, and what lies behind is zero. */
@@ -99,16 +100,55 @@ MR_FN void lora_product(mr_frag_c &c, lora_shared<COLS, KIND> *s, const lora_par
   }
 }
 
-template <int KIND> MR_FN void lora_down(const mr_gpu_lora &a) {
+/* ------------------------------------------------------------------ a block's work */
+
+struct lora_block { /* its rows; one adapter's at a time */
+  int first, m, expert, adapter;
+};
+
+/* The least adapter of the tile's rows that is above `last`; 0: none. */
+MR_FN int lora_next(const mr_gpu_lora &a, const lora_block &b, int last) {
+  int next = 0;
+  for (int r = 0; r < b.m; r++) {
+    int of = a.slots.adapter[a.slots.from[b.first + r]];
+    if (of > last && (!next || of < next))
+      next = of;
+  }
+  return next;
+}
+
+MR_FN lora_block lora_begin(const mr_gpu_lora &a) {
+  if (!a.slots.first) {
+    const mr_gpu_lora_tile &t = a.tiles[MR_BLOCK(1)];
+    return lora_block{t.first, t.m, 0, t.link + 1};
+  }
+  int e = MR_BLOCK(2), first = a.slots.first[e] + MR_BLOCK(1) * ROWS;
+  lora_block b = {first, mr_imin(ROWS, a.slots.first[e + 1] - first), e, 0};
+  b.adapter = lora_next(a, b, 0);
+  return b;
+}
+
+MR_FN int lora_after(const mr_gpu_lora &a, const lora_block &b) {
+  return a.slots.first ? lora_next(a, b, b.adapter) : 0;
+}
+
+/* Whether row r of the tile is of the adapter at hand. */
+MR_FN bool lora_mine(const mr_gpu_lora &a, const lora_block &b, int r) {
+  return r < b.m && (!a.slots.first || a.slots.adapter[a.slots.from[b.first + r]] == b.adapter);
+}
+
+template <int KIND>
+MR_FN void lora_down(const mr_gpu_lora &a, const lora_block &b, const mr_gpu_lora_link &l, int head,
+                     int n0) {
   enum { COLS = MR_GPU_LORA_DOWN_COLS };
   lora_shared<COLS, KIND> *s = (lora_shared<COLS, KIND> *)mr_shared();
   float(*sums)[ROWS][COLS] = (float(*)[ROWS][COLS])(s + 1);
-  const mr_gpu_lora_tile tile = a.tiles[MR_BLOCK(1)];
-  const mr_gpu_lora_link &l = a.links[tile.link];
-  int head = MR_BLOCK(2), n0 = MR_BLOCK(0) * COLS;
-  if (n0 >= l.n || head >= l.heads)
-    return;
-  lora_part p = {a.a + l.in + head * l.in_step, a.a_plane, a.a_ld, a.row, tile.first, tile.m, n0};
+  lora_part p = {a.a + l.in + head * l.in_step, a.a_plane, a.a_ld, a.row, b.first, b.m, n0};
+  if (a.slots.first) {
+    size_t first = (size_t)a.slots.first[b.expert];
+    p.a_ld = (size_t)((l.k + MR_GPU_K - 1) / MR_GPU_K * MR_GPU_K);
+    p.a += first * a.slots.a_first - first * p.a_ld;
+  }
   mr_frag_c c;
   lora_product<COLS, KIND>(c, s, p, l);
   MR_UNROLL
@@ -117,40 +157,51 @@ template <int KIND> MR_FN void lora_down(const mr_gpu_lora &a) {
   MR_BARRIER();
   for (int i = MR_THREAD; i < ROWS * COLS; i += MR_THREADS) {
     int row = i / COLS, col = i % COLS;
-    if (row >= tile.m || n0 + col >= l.n)
+    if (n0 + col >= l.n || !lora_mine(a, b, row))
       continue;
     float sum = 0;
     MR_UNROLL
     for (int w = 0; w < MR_GPU_WARPS; w++)
       sum += sums[w][row][col];
-    mr_gpu_bf16 *to = a.mid + (size_t)(tile.first + row) * a.mid_ld +
-                      (size_t)(l.out + head * l.out_step + n0 + col);
+    mr_gpu_bf16 *to =
+        a.mid + (size_t)(b.first + row) * a.mid_ld + (size_t)(l.out + head * l.out_step + n0 + col);
     *to = mr_narrow(sum);
     if (KIND == MR_GPU_PAIR)
       to[a.mid_plane] = mr_rest(sum, *to);
   }
 }
 
-template <int KIND> MR_FN void lora_up(const mr_gpu_lora &a) {
+template <int KIND>
+MR_FN void lora_up(const mr_gpu_lora &a, const lora_block &b, const mr_gpu_lora_link &l, int head,
+                   int n0) {
   enum { COLS = MR_GPU_LORA_UP_COLS };
   lora_shared<COLS, KIND> *s = (lora_shared<COLS, KIND> *)mr_shared();
-  const mr_gpu_lora_tile tile = a.tiles[MR_BLOCK(1)];
-  const mr_gpu_lora_link &l = a.links[tile.link];
-  int head = MR_BLOCK(2), n0 = MR_BLOCK(0) * COLS;
-  if (n0 >= l.n || head >= l.heads)
-    return;
-  lora_part p = {a.mid + l.in + head * l.in_step, a.mid_plane, a.mid_ld, 0, tile.first, tile.m, n0};
+  lora_part p = {a.mid + l.in + head * l.in_step, a.mid_plane, a.mid_ld, 0, b.first, b.m, n0};
   mr_frag_c c;
   lora_product<COLS, KIND>(c, s, p, l);
   MR_UNROLL
   for (int i = 0; i < MR_C; i++) {
-    int place = mr_row(i), n = n0 + 16 * (MR_THREAD / MR_WARP) + mr_col(i);
-    if (place >= tile.m || n >= l.n)
+    int row = mr_row(i), n = n0 + 16 * (MR_THREAD / MR_WARP) + mr_col(i), place = b.first + row;
+    if (n >= l.n || !lora_mine(a, b, row))
       continue;
-    place += tile.first;
     float *y = a.y + (size_t)(a.row ? a.row[place] : place) * a.ld +
                (size_t)(l.out + head * l.out_step + n);
     *y += l.bias ? c.r[i] + l.bias[n] : c.r[i];
+  }
+}
+
+/* Barriers are the same for all: what is asked here is the block's. */
+template <int COLS, int KIND> MR_FN void lora(const mr_gpu_lora &a) {
+  int n0 = MR_BLOCK(0) * COLS, head = a.slots.first ? 0 : MR_BLOCK(2);
+  lora_block b = lora_begin(a);
+  for (; b.adapter; b.adapter = lora_after(a, b)) {
+    const mr_gpu_lora_link &l = a.links[b.expert * a.slots.adapters + b.adapter - 1];
+    if (n0 >= l.n || head >= l.heads)
+      continue;
+    if (COLS == MR_GPU_LORA_DOWN_COLS)
+      lora_down<KIND>(a, b, l, head, n0);
+    else
+      lora_up<KIND>(a, b, l, head, n0);
   }
 }
 
@@ -158,16 +209,16 @@ template <int KIND> MR_FN void lora_up(const mr_gpu_lora &a) {
 #undef ROWS
 
 MR_GPU_KERNEL(lora_down_bf16, mr_gpu_lora, MR_GPU_WARPS) {
-  lora_down<MR_GPU_BF16>(a);
+  lora<MR_GPU_LORA_DOWN_COLS, MR_GPU_BF16>(a);
 }
 MR_GPU_KERNEL(lora_down_pair, mr_gpu_lora, MR_GPU_WARPS) {
-  lora_down<MR_GPU_PAIR>(a);
+  lora<MR_GPU_LORA_DOWN_COLS, MR_GPU_PAIR>(a);
 }
 MR_GPU_KERNEL(lora_up_bf16, mr_gpu_lora, MR_GPU_WARPS) {
-  lora_up<MR_GPU_BF16>(a);
+  lora<MR_GPU_LORA_UP_COLS, MR_GPU_BF16>(a);
 }
 MR_GPU_KERNEL(lora_up_pair, mr_gpu_lora, MR_GPU_WARPS) {
-  lora_up<MR_GPU_PAIR>(a);
+  lora<MR_GPU_LORA_UP_COLS, MR_GPU_PAIR>(a);
 }
 
 MR_GPU_KERNEL(lora_embed, mr_gpu_lora_embed, MR_GPU_WARPS) {
