@@ -81,8 +81,8 @@ $(BIN): $(BUILD)/jobs/main.o $(LIB)
 	@echo "  LD $@"
 	@$(CC) $(CFLAGS) -o $@ $^ $(LDFLAGS) $(LDLIBS)
 
-# It is its own driver's library.
-$(BUILD)/tests/test_device_driver: CFLAGS += -rdynamic
+# They are their own libraries.
+$(BUILD)/tests/test_device_driver $(BUILD)/tests/test_device_gemm: CFLAGS += -rdynamic
 $(BUILD)/tests/%: tests/unit/%.c $(LIB)
 	@mkdir -p $(@D)
 	@echo "  LD $@"

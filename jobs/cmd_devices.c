@@ -52,6 +52,8 @@ static json_t *gpu_object(const mr_device_found *f) {
   }
   if (*f->why)
     json_object_set_new(o, "reason", json_string(f->why));
+  if (*f->gemm)
+    json_object_set_new(o, "gemm_library", json_string(f->gemm));
   return o;
 }
 
@@ -75,6 +77,8 @@ static void print_gpu(const mr_device_found *f) {
   if (f->memory_bytes)
     printf("      memory: %.1f GiB, %.1f GiB available\n", (double)f->memory_bytes / 0x1p30,
            (double)f->free_bytes / 0x1p30);
+  if (*f->gemm)
+    printf("      GEMM library: %s\n", f->gemm);
 }
 
 static int print_page(void) {

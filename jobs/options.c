@@ -70,6 +70,9 @@ const option mr_options[] = {
     {"device-weights", 0, K_CHOICE, AT(device_weights), 0, "auto|bf16|int8|int4", RUN,
      "how a GPU holds weights (4 or 8 bits where the file has no more; int8 where bf16 does not "
      "fit)"},
+    {"device-gemm", 0, K_CHOICE, AT(device_gemm), 0, "own|library", RUN,
+     "whose products of bfloat16 a GPU uses: cublasLt's or hipBLASLt's where their bits do not "
+     "depend on the batch"},
     {"other-numerics", 0, K_FLAG, AT(other_numerics), 0, NULL, RUN,
      "go on with a job that was begun on another device or instruction set: what is done stays"},
     {"threads", 0, K_INT, AT(threads), 1, "N", RUN, "threads (all CPUs that the process may use)"},

@@ -17,6 +17,7 @@ void mr_job_engine_opts(const mr_job *j, mr_engine_opts *o) {
   *o = (mr_engine_opts){.model_path = j->model,
                         .device = j->device,
                         .device_weights = j->device_weights,
+                        .device_gemm = j->device_gemm,
                         .device_memory = j->device_memory,
                         .compute = j->compute,
                         .threads = j->threads,

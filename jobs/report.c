@@ -142,11 +142,11 @@ static json_t *engine(const mr_report *r) {
   const mr_engine_info *e = &r->info;
   if (!r->has_engine)
     return json_null();
-  return json_pack("{s:s*, s:s*, s:s*, s:s*, s:s*, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o}", "arch",
-                   e->arch, "device", e->device, "isa", e->isa, "scheme", e->scheme, "kv_type",
-                   e->kv_type, "threads", e->threads, "context", e->context, "params",
-                   count(e->n_params), "weight_bytes", count(e->weight_bytes), "packed_bytes",
-                   count(e->packed_bytes), "kv_memory_bytes", count(e->kv_memory),
+  return json_pack("{s:s*, s:s*, s:s*, s:s*, s:s*, s:s*, s:i, s:i, s:o, s:o, s:o, s:o, s:o, s:o}",
+                   "arch", e->arch, "device", e->device, "isa", e->isa, "scheme", e->scheme,
+                   "kv_type", e->kv_type, "gemm", e->gemm, "threads", e->threads, "context",
+                   e->context, "params", count(e->n_params), "weight_bytes", count(e->weight_bytes),
+                   "packed_bytes", count(e->packed_bytes), "kv_memory_bytes", count(e->kv_memory),
                    "kv_bytes_per_token", count(e->kv_bytes_per_token), "kv_peak_share",
                    real(per((double)r->stats.kv_pages_peak, (double)r->stats.kv_pages_total)));
 }

@@ -23,6 +23,11 @@ static int up(int n, int by) {
 
 /* ------------------------------------------------------------------ buffers */
 
+/* A library writes whole tiles of rows. */
+static int room_of(const mr_device *d, int rows) {
+  return d->gemm ? mr_gemm_padded(rows) : rows;
+}
+
 static size_t padded(size_t cols) {
   return (cols + 15) & ~(size_t)15;
 }
@@ -32,7 +37,8 @@ static mr_buf *buf_new(mr_backend *b, int rows, int cols) {
   if (!buf)
     return NULL;
   *buf = (mr_buf){.ld = padded((size_t)cols), .rows = rows, .cols = cols};
-  buf->p = mr_device_take(gpu(b)->dev, (size_t)rows * buf->ld * sizeof(float));
+  buf->p =
+      mr_device_take(gpu(b)->dev, (size_t)room_of(gpu(b)->dev, rows) * buf->ld * sizeof(float));
   if (buf->p)
     return buf;
   mr_mem_free(buf);
@@ -338,6 +344,21 @@ void mr_gpu_multiply(mr_gpu *g, const mr_gpu_matrix *w, const mr_gpu_bf16 *a, si
   mr_gpu_launch(g, kernel, grid, &args);
 }
 
+/* The same of all rows of an operation, which lie at g->packed, by the library where it serves: a
+ * matrix is always the one's or always the other's. */
+static void multiply_all(mr_gpu *g, const mr_gpu_matrix *w, size_t plane, int m, mr_buf *y,
+                         bool accumulate) {
+  if (!w->plan) {
+    mr_gpu_multiply(g, w, g->packed, plane, m, y->p, y->ld, accumulate);
+    return;
+  }
+  g->base.stats.flops += 2.0 * m * w->of->n * w->of->k;
+  g->base.stats.bytes += held_bytes(w);
+  if (!g->rc)
+    g->rc = mr_device_gemm_run(g->dev->gemm, g->stream, w->plan, g->packed, w->w, m, y->p, y->ld,
+                               accumulate);
+}
+
 static void set_act(mr_gpu_pack *p, const mr_linear *op) {
   p->gate = op->input == MR_INPUT_GATE;
   p->act = (int32_t)op->act;
@@ -372,8 +393,7 @@ static void linear(mr_backend *b, const mr_linear *op) {
       p.plane = g->packed_plane;
   mr_gpu_pack_rows(g, &p, rows);
   for (int i = 0; i < op->n; i++)
-    mr_gpu_multiply(g, mr_gpu_use(g, op->w[i]), g->packed, p.plane, rows, op->y[i]->p, op->y[i]->ld,
-                    op->accumulate);
+    multiply_all(g, mr_gpu_use(g, op->w[i]), p.plane, rows, op->y[i], op->accumulate);
   mr_gpu_lora_linear(g, op, p.plane);
 }
 
@@ -402,7 +422,8 @@ static size_t side_bytes(const mr_model *m, int max_tokens) {
 
 size_t mr_gpu_step_bytes(const mr_model *m, const mr_device *dev, int max_tokens, int max_logits,
                          size_t columns) {
-  size_t t = (size_t)max_tokens, logits = (size_t)max_logits * padded((size_t)m->c.n_vocab);
+  size_t t = (size_t)room_of(dev, max_tokens);
+  size_t logits = (size_t)room_of(dev, max_logits) * padded((size_t)m->c.n_vocab);
   return 2 * 2 * t * (size_t)widest(m) + side_bytes(m, max_tokens) + t * columns * sizeof(float) +
          logits * sizeof(float) + (size_t)max_logits * sizeof(mr_gpu_best) +
          mr_gpu_attend_bytes(m, dev, max_tokens) + mr_gpu_moe_bytes(m, max_tokens) +
@@ -446,7 +467,7 @@ static const mr_backend_ops gpu_ops = {.name = "gpu",
 
 static mr_code take_memory(mr_gpu *g, mr_err *err) {
   size_t logits = (size_t)g->max_logits * padded((size_t)g->m->c.n_vocab) * sizeof(float);
-  g->packed_plane = (size_t)g->max_tokens * (size_t)widest(g->m);
+  g->packed_plane = (size_t)room_of(g->dev, g->max_tokens) * (size_t)widest(g->m);
   g->packed = mr_device_take(g->dev, 2 * g->packed_plane * sizeof *g->packed);
   mr_code rc =
       g->packed ? mr_gpu_side_open(g, &g->side, side_bytes(g->m, g->max_tokens)) : MR_E_NOMEM;

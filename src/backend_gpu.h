@@ -11,7 +11,7 @@
 #define MR_SRC_BACKEND_GPU_H
 
 #include "src/backend.h"
-#include "src/device.h"
+#include "src/device_gemm.h"
 #include "src/gpu_few.h"
 #include "src/rope.h"
 
@@ -36,8 +36,9 @@ typedef struct mr_gpu_matrix { /* weights on the device */
   size_t plane;
   mr_gpu_few few; /* in place of w */
   float *bias;
-  int k;        /* padded */
-  int streamed; /* of which layer that comes over in each step; -1: it stays */
+  int k;                    /* padded */
+  const mr_gemm_plan *plan; /* of the maker's library; NULL: products are our own */
+  int streamed;             /* of which layer that comes over in each step; -1: it stays */
 } mr_gpu_matrix;
 
 typedef struct mr_gpu_streaming { /* the last n layers come over in each step */

@@ -258,6 +258,25 @@ static mr_code no_room(const mr_device *d, mr_err *err) {
                     d->cap, d->name);
 }
 
+static bool is_expert(const mr_model *m, const mr_matrix *w) {
+  for (int i = 0; i < m->c.n_layers; i++) {
+    const mr_expert *e = m->layers[i].experts;
+    uintptr_t at = (uintptr_t)w, first = (uintptr_t)e;
+    if (e && at >= first && at < (uintptr_t)(e + mr_layer_experts(m)))
+      return true;
+  }
+  return false;
+}
+
+/* Where the maker's library is asked for, products of bfloat16 without a bias are its own, but for
+ * those of experts: of a shape, never of the memory or the step. */
+static mr_code plan_product(mr_gpu *g, mr_gpu_matrix *w, mr_err *err) {
+  if (!g->dev->gemm || w->hold != MR_GPU_BF16 || w->of->bias || w->of == &g->m->embed ||
+      is_expert(g->m, w->of))
+    return MR_OK;
+  return mr_device_gemm_plan(g->dev->gemm, w->of->n, w->k, &w->plan, err);
+}
+
 static mr_code load(loader *l, const mr_matrix *of, mr_err *err) {
   mr_gpu *g = l->g;
   if (!mr_mem_grow((void **)&g->matrices, &g->cap_matrices, g->n_matrices + 1, sizeof *g->matrices))
@@ -266,10 +285,13 @@ static mr_code load(loader *l, const mr_matrix *of, mr_err *err) {
                      .hold = hold_of(g->m, of, g->scheme, l->rows),
                      .k = mr_gpu_padded(of->k),
                      .streamed = l->streamed};
+  mr_code rc = plan_product(g, &w, err);
+  if (rc)
+    return rc;
   if (!take(l, &w))
     return no_room(g->dev, err);
   g->matrices[g->n_matrices++] = w;
-  mr_code rc = fill(l, &w);
+  rc = fill(l, &w);
   if (!rc && of->bias)
     rc = put(l, w.bias, of->bias, (size_t)of->n * sizeof(float));
   return mr_device_fail(g->dev, rc, err);

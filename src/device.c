@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "io/mem.h"
+#include "src/device_gemm.h"
 #include "src/machine.h"
 
 #define ALIGN ((size_t)256)
@@ -104,6 +105,7 @@ mr_code mr_device_open(mr_device **out, const char *name, uint64_t bytes, mr_err
 void mr_device_close(mr_device *d) {
   if (!d)
     return;
+  mr_device_gemm_close(d->gemm);
   if (d->base)
     d->ops->release(d, d->base);
   d->ops->close(d);

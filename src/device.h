@@ -36,6 +36,8 @@ typedef struct mr_grid {
   size_t shared; /* bytes */
 } mr_grid;
 
+struct mr_device_gemm;
+
 typedef struct mr_device_ops {
   void (*close)(mr_device *d);
   mr_code (*alloc)(mr_device *d, size_t bytes, void **out);
@@ -64,7 +66,9 @@ struct mr_device { /* an implementation's first member */
   int warp, units;     /* lanes a warp; multiprocessors */
   size_t shared_bytes; /* a block may have */
   size_t memory_bytes, free_bytes;
-  char why[256]; /* of the last error */
+  char why[256];               /* of the last error */
+  struct mr_device_gemm *gemm; /* the maker's library (device_gemm.h) for its products, or NULL;
+                                  owned */
   /* the arena */
   uint8_t *base;
   size_t cap, used;
@@ -93,6 +97,7 @@ mr_code mr_device_fail(const mr_device *d, mr_code rc, mr_err *err);
  * not usable (empty: usable); returns how many, at most cap. */
 typedef struct mr_device_found {
   char name[24], model[96], arch[32], why[256];
+  char gemm[160]; /* its GEMM library, or why there is none; empty: not asked */
   size_t memory_bytes, free_bytes;
 } mr_device_found;
 int mr_device_list(mr_device_found *found, int cap);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "io/mem.h"
+#include "src/device_gemm.h"
 
 /* X(ours, cuda, hip, arguments): each returns 0 or an error number. Device pointers are 64 bits. */
 #define CALLS(X)                                                                                   \
@@ -346,6 +347,15 @@ mr_code mr_device_driver(mr_device **out, bool cuda, int number, mr_err *err) {
   return rc;
 }
 
+static void describe_gemm(mr_device_found *f, mr_device *d) {
+  mr_device_gemm *g;
+  mr_err err = MR_ERR_INIT;
+  bool there = !mr_device_gemm_open(&g, d, &err);
+  snprintf(f->gemm, sizeof f->gemm, "%.159s", there ? mr_device_gemm_name(g) : err.text);
+  if (there)
+    mr_device_gemm_close(g);
+}
+
 int mr_driver_list(mr_device_found *found, int cap, bool cuda) {
   int n = 0;
   for (bool more = true; more && n < cap; n++) {
@@ -361,6 +371,8 @@ int mr_driver_list(mr_device_found *found, int cap, bool cuda) {
     f->memory_bytes = v->base.memory_bytes;
     f->free_bytes = v->base.free_bytes;
     snprintf(f->why, sizeof f->why, "%s", why ? why : "");
+    if (!why)
+      describe_gemm(f, &v->base);
     if (!v->base.memory_bytes) /* not a device, but why there is none */
       snprintf(f->name, sizeof f->name, "%s", cuda ? "cuda" : "hip");
     int count = 0;

@@ -258,6 +258,7 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
            : mr_forward_open(&e->forward, e->model, e->k, e->pool, e->kv, e->info.max_step_tokens,
                              e->max_logits, err);
   mr_lora_drop_rows(e->lora); /* a device has its own */
+  e->info.gemm = mr_engine_device_gemm(&e->device);
   if (!rc)
     rc = find_ends(e, err);
   return rc ? rc : make_room(e, err);

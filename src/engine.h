@@ -36,6 +36,7 @@ typedef struct mr_engine_opts {
   const char *device;     /* a name of device.h, "auto" or "cpu" (the same for now) */
   int device_weights;     /* how it holds them: 0: by file and memory; 1 bf16, 2 int8, 3 int4 */
   uint64_t device_memory; /* bytes of it that are taken; 0: nine tenths of what is free */
+  int device_gemm;        /* 1: products of bfloat16 by the maker's library, where it is fit */
   mr_compute compute;
   int threads; /* 0: as many as the process may use */
   bool pin;
@@ -58,6 +59,7 @@ typedef struct mr_engine_opts {
 
 typedef struct mr_engine_info {
   const char *arch, *isa, *scheme, *kv_type, *device, *kv_policy;
+  const char *gemm; /* which shapes a library multiplies, and why not others; NULL: none */
   int context, n_vocab, max_batch, max_step_tokens, threads;
   uint64_t n_params, weight_bytes, packed_bytes;     /* packed: with the adapters */
   uint64_t kv_bytes_per_token, kv_memory, kv_tokens; /* budget in bytes and in tokens */

@@ -98,15 +98,24 @@ mr_code mr_engine_device_open(mr_engine_device *d, const mr_engine_opts *o, mr_e
   bool exact = o->compute == MR_COMPUTE_EXACT;
   *d = (mr_engine_device){.scheme = exact ? MR_GPU_EXACT : schemes[o->device_weights]};
   if (!mr_device_is_gpu(o->device)) {
-    if (o->device_memory || o->device_weights)
+    if (o->device_memory || o->device_weights || o->device_gemm)
       return mr_err_set(err, MR_E_USAGE, "--device-%s is for GPUs: name one with --device",
-                        o->device_memory ? "memory" : "weights");
+                        o->device_memory    ? "memory"
+                        : o->device_weights ? "weights"
+                                            : "gemm");
     return MR_OK;
   }
   if (exact && o->device_weights)
     return mr_err_set(err, MR_E_USAGE,
                       "--compute exact holds all weights in 16 bits: leave out --device-weights");
+  if (exact && o->device_gemm)
+    return mr_err_set(
+        err, MR_E_USAGE,
+        "--compute exact multiplies pairs of bfloat16, for which there is no library: "
+        "leave out --device-gemm");
   mr_code rc = mr_device_open(&d->dev, o->device, o->device_memory, err);
+  if (!rc && o->device_gemm)
+    rc = mr_device_gemm_open(&d->dev->gemm, d->dev, err);
   mr_stream **streams[] = {&d->stream, &d->out, &d->in};
   for (int i = 0; i < 3 && !rc; i++)
     rc = mr_device_fail(d->dev, d->dev->ops->stream_new(d->dev, streams[i]), err);
@@ -140,12 +149,26 @@ void mr_engine_device_close(mr_engine_device *d) {
 
 /* A copy of a name for as long as the program runs: what an engine says of itself outlives it. */
 static const char *kept(const char *name) {
-  static char all[16][sizeof((mr_device *)0)->arch];
+  static char all[16][512];
   size_t i = 0;
   while (i + 1 < sizeof all / sizeof *all && all[i][0] && strcmp(all[i], name))
     i++;
   snprintf(all[i], sizeof all[i], "%s", name);
   return all[i];
+}
+
+const char *mr_engine_device_gemm(const mr_engine_device *d) {
+  return d->dev && d->dev->gemm ? kept(mr_device_gemm_words(d->dev->gemm)) : NULL;
+}
+
+/* With whose products: they are part of a job's numerics. */
+static const char *scheme_name(const mr_engine_device *d) {
+  static const char *const schemes[] = {"by file", "bf16 pairs", "bf16", "int8", "int4"};
+  char words[96];
+  if (!d->dev->gemm)
+    return schemes[d->scheme];
+  snprintf(words, sizeof words, "%s, %s", schemes[d->scheme], mr_device_gemm_name(d->dev->gemm));
+  return kept(words);
 }
 
 static size_t step_bytes(const mr_engine_device *d, const mr_model *m, const mr_engine_info *i) {
@@ -197,7 +220,6 @@ static size_t plan_weights(mr_engine_device *d, const mr_engine_opts *o, const m
 
 mr_code mr_engine_device_plan(mr_engine_device *d, const mr_engine_opts *o, const mr_model *m,
                               mr_engine_info *info, int *pages, mr_err *err) {
-  static const char *const schemes[] = {"by file", "bf16 pairs", "bf16", "int8", "int4"};
   size_t page = (size_t)info->kv_bytes_per_token * MR_KV_BLOCK;
   if (o->kv_type == MR_KV_Q4)
     return mr_err_set(err, MR_E_UNAVAILABLE,
@@ -218,7 +240,7 @@ mr_code mr_engine_device_plan(mr_engine_device *d, const mr_engine_opts *o, cons
     info->max_batch = *pages;
   info->device = kept(d->dev->name);
   info->isa = kept(d->dev->arch);
-  info->scheme = schemes[d->scheme];
+  info->scheme = scheme_name(d);
   info->packed_bytes = weights;
   info->kv_memory = (uint64_t)*pages * page;
   info->kv_tokens = (uint64_t)*pages * MR_KV_BLOCK;

@@ -35,6 +35,10 @@ mr_code mr_engine_device_plan(mr_engine_device *d, const mr_engine_opts *o, cons
                               mr_engine_info *info, int *pages, mr_err *err);
 const mr_kv_memory *mr_engine_device_pages(const mr_engine_device *d); /* NULL: the host's */
 
+/* Which shapes the maker's library multiplies, once the forward pass is open; NULL: there is none.
+ * It outlives the engine. */
+const char *mr_engine_device_gemm(const mr_engine_device *d);
+
 /* Rows of logits of a step. */
 int mr_engine_logit_rows(const mr_engine_info *info);
 

@@ -23,7 +23,7 @@ typedef struct rig {
   int n_blocks;
 } rig;
 
-static void rig_open(rig *r, int machine, int order) {
+static inline void rig_open(rig *r, int machine, int order) {
   mr_err err = MR_ERR_INIT;
   mr_sim_opts o = {
       .machine = machine,
@@ -47,7 +47,7 @@ static void rig_free_all(rig *r) {
     r->dev->ops->release(r->dev, r->blocks[--r->n_blocks]);
 }
 
-static void rig_close(rig *r) {
+static inline void rig_close(rig *r) {
   rig_free_all(r);
   mr_device_close(r->dev);
 }
@@ -65,13 +65,13 @@ static void rig_get(rig *r, void *host, const void *from, size_t bytes) {
     fail_msg("%s: %s", r->dev->name, r->dev->why);
 }
 
-static void rig_run(rig *r, mr_gpu_kernel k, mr_grid grid, const void *args) {
+static inline void rig_run(rig *r, mr_gpu_kernel k, mr_grid grid, const void *args) {
   if (r->dev->ops->launch(r->dev, r->stream, k, &grid, args) ||
       r->dev->ops->sync(r->dev, r->stream))
     fail_msg("%s: %s", r->dev->name, r->dev->why);
 }
 
-static void on_device_named(const char *name, void (*test)(rig *r)) {
+static inline void on_device_named(const char *name, void (*test)(rig *r)) {
   mr_err err = MR_ERR_INIT;
   rig r = {0};
   if (mr_device_open(&r.dev, name, 4096, &err))
@@ -84,7 +84,7 @@ static void on_device_named(const char *name, void (*test)(rig *r)) {
 }
 
 /* On every machine, in every order of threads. */
-static void on_every_machine(void (*test)(rig *r)) {
+static inline void on_every_machine(void (*test)(rig *r)) {
   const char *name = getenv("MR_TEST_DEVICE");
   if (name && *name) {
     on_device_named(name, test);
@@ -108,7 +108,7 @@ static float uniform(void) { /* -1 .. 1 */
   return (float)((double)(rig_seed >> 11) / (double)(1ull << 52) - 1);
 }
 
-static float *random_floats(size_t n, float size) {
+static inline float *random_floats(size_t n, float size) {
   float *p = mr_mem_alloc(n, sizeof *p);
   assert_non_null(p);
   for (size_t i = 0; i < n; i++)
@@ -116,7 +116,8 @@ static float *random_floats(size_t n, float size) {
   return p;
 }
 
-static void close_to(const rig *r, const char *what, double got, double want, double tolerance) {
+static inline void close_to(const rig *r, const char *what, double got, double want,
+                            double tolerance) {
   if (!(fabs(got - want) <= tolerance))
     fail_msg("%s: %s is %.9g, not %.9g (within %g)", r->dev->arch, what, got, want, tolerance);
 }

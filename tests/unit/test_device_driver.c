@@ -274,6 +274,7 @@ static void devices_are_listed(void **state) {
   assert_string_equal(found[1].arch, "sm_90");
   assert_int_equal(found[1].memory_bytes, (size_t)64 << 20);
   assert_string_equal(found[1].why, "");
+  assert_non_null(strstr(found[1].gemm, "has no cublasLtCreate")); /* this library is none */
   assert_int_equal(fake.modules, 0); /* closed again */
   blobs[0].arch = NULL;
   assert_int_equal(mr_driver_list(found, 8, true), 2);

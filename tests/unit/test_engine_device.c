@@ -344,6 +344,18 @@ static void refusals(void **state) {
   o.device_weights = 3;
   mr_err_clear(&err[1]);
   assert_int_equal(mr_engine_estimate(&o, &info, &err[1]), MR_E_USAGE);
+  o = options("cpu");
+  o.device_gemm = 1;
+  mr_err_clear(&err[1]);
+  assert_int_equal(mr_engine_estimate(&o, &info, &err[1]), MR_E_USAGE);
+  assert_non_null(strstr(err[1].text, "--device-gemm"));
+  o.device = "sim"; /* exact */
+  mr_err_clear(&err[1]);
+  assert_int_equal(mr_engine_estimate(&o, &info, &err[1]), MR_E_USAGE);
+  o.compute = MR_COMPUTE_FAST;
+  mr_err_clear(&err[1]);
+  assert_int_equal(mr_engine_estimate(&o, &info, &err[1]), MR_E_UNAVAILABLE);
+  assert_non_null(strstr(err[1].text, "no GEMM library"));
   o = options("sim:warp7");
   assert_int_equal(mr_engine_estimate(&o, &info, &err[2]), MR_E_UNAVAILABLE);
 }
