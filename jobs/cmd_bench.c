@@ -262,13 +262,13 @@ static mr_code print_throughput_json(const bench_opts *o, const throughputs *t, 
 static mr_code throughput(const bench_opts *o, mr_err *err) {
   throughputs t = {.int8_peak = 0};
   const mr_kernels *k = mr_kernels_best();
-  mr_scheme scheme = o->compute == MR_COMPUTE_EXACT ? MR_SCHEME_F32 : MR_SCHEME_I8;
   double before = 0, after = 0;
   mr_code rc = mr_roofline_int8_peak(k, o->threads, MEASURE_S, &before, err);
   if (!rc)
     rc = measure(o, &t.prefill, &t.decode, &t.info, err);
   if (!rc)
     rc = mr_roofline_int8_peak(k, o->threads, MEASURE_S, &after, err);
+  mr_scheme scheme = t.info.products;
   if (!rc)
     rc = mr_roofline_measure(k, o->threads, 1u << scheme, MEASURE_S, &t.roof, err);
   if (rc)

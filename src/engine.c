@@ -27,16 +27,16 @@ static mr_code get_kernels(const mr_kernels **k, mr_err *err) {
                          "MILLRACE_ISA names an instruction set that this CPU cannot run");
 }
 
-static mr_scheme scheme_of(const mr_engine_opts *o) {
-  return o->compute == MR_COMPUTE_EXACT ? MR_SCHEME_F32 : MR_SCHEME_I8;
+static mr_scheme scheme_of(const mr_engine_opts *o, const mr_kernels *k, const mr_model *m) {
+  return mr_model_scheme(m, k, o->compute == MR_COMPUTE_EXACT);
 }
 
-static int kv_type_of(const mr_engine_opts *o, const mr_kernels *k, const mr_config *c) {
+static int kv_type_of(const mr_engine_opts *o, const mr_kernels *k, const mr_model *m) {
   if (o->kv_type >= 0)
     return o->kv_type;
-  if (o->compute == MR_COMPUTE_EXACT)
-    return MR_KV_F32;
-  return mr_device_is_gpu(o->device) ? MR_KV_BF16 : k->kv_type(c->head_dim);
+  if (o->compute != MR_COMPUTE_EXACT && mr_device_is_gpu(o->device))
+    return MR_KV_BF16;
+  return mr_model_kv_type(m, k, scheme_of(o, k, m));
 }
 
 static uint64_t packed_bytes(const mr_gemm_ops *g, const mr_matrix *w) {
@@ -89,7 +89,8 @@ int mr_engine_logit_rows(const mr_engine_info *info) {
 static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model *m,
                     mr_engine_device *device, mr_engine_info *info, int *pages, mr_err *err) {
   const mr_config *c = &m->c;
-  int type = kv_type_of(o, k, c);
+  mr_scheme scheme = scheme_of(o, k, m);
+  int type = kv_type_of(o, k, m);
   if (type >= MR_KV_TYPES || !mr_kv_part_bytes((mr_kv_type)type, c->head_dim))
     return mr_err_set(err, MR_E_UNAVAILABLE,
                       "keys and values of type %s are not supported by this build; use f16 or f32",
@@ -98,7 +99,8 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
   *info = (mr_engine_info){
       .arch = c->arch.name,
       .isa = k->name,
-      .scheme = scheme_names[scheme_of(o)],
+      .scheme = scheme_names[scheme],
+      .products = scheme,
       .kv_type = mr_kv_type_name((mr_kv_type)type),
       .device = "cpu",
       .kv_policy = policy_names[o->kv_policy],
@@ -110,8 +112,7 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
       .threads = o->threads > 0 ? o->threads : mr_pool_cpus(),
       .n_params = m->n_params,
       .weight_bytes = mr_weights_bytes(m->weights),
-      .packed_bytes =
-          model_packed_bytes(&k->gemm[scheme_of(o)], m) + (m->lora ? m->lora->bytes : 0),
+      .packed_bytes = model_packed_bytes(&k->gemm[scheme], m) + (m->lora ? m->lora->bytes : 0),
       .kv_bytes_per_token = mr_kv_token_bytes(c, (mr_kv_type)type),
       .kv_own_pages = mr_kv_own_pages(c, (mr_kv_type)type),
       .flops_per_prompt_token = mr_model_layer_flops(m),
@@ -136,7 +137,7 @@ static mr_code open_adapters(mr_lora **out, const mr_engine_opts *o, mr_model *m
                              const mr_kernels *k, bool pack, mr_err *err) {
   if (o->n_adapters < 1)
     return MR_OK;
-  mr_code rc = mr_lora_new(out, m, o->n_adapters, k, scheme_of(o), pack, err);
+  mr_code rc = mr_lora_new(out, m, o->n_adapters, k, scheme_of(o, k, m), pack, err);
   for (int i = 0; i < o->n_adapters && !rc; i++)
     rc = mr_lora_add(*out, i, o->adapters[i].name, o->adapters[i].dir, err);
   return rc;
@@ -231,9 +232,9 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   if (!rc)
     rc = make_pool(e, o, err);
   if (!rc && !e->device.dev)
-    rc = mr_model_pack(e->model, e->k, scheme_of(o), e->pool, err);
+    rc = mr_model_pack(e->model, e->k, e->info.products, e->pool, err);
   if (!rc)
-    rc = mr_kv_open_on(&e->kv, &e->model->c, (mr_kv_type)kv_type_of(o, e->k, &e->model->c), pages,
+    rc = mr_kv_open_on(&e->kv, &e->model->c, (mr_kv_type)kv_type_of(o, e->k, e->model), pages,
                        mr_engine_device_pages(&e->device), err);
   if (!rc)
     rc = mr_kvtier_open(&e->tier, e->kv, o->kv_policy, o->kv_disk, o->spill_dir, err);

@@ -58,6 +58,7 @@ typedef struct mr_engine_opts {
 
 typedef struct mr_engine_info {
   const char *arch, *isa, *scheme, *kv_type, *device, *kv_policy;
+  mr_scheme products; /* that scheme names, of the CPU's matrix products */
   int context, n_vocab, max_batch, max_step_tokens, threads;
   uint64_t n_params, weight_bytes, packed_bytes;     /* packed: with the adapters */
   uint64_t kv_bytes_per_token, kv_memory, kv_tokens; /* budget in bytes and in tokens */

@@ -98,6 +98,12 @@ mr_matrix *mr_layer_matrix(mr_layer *y, int i);
 int mr_layer_experts(const mr_model *m);
 
 mr_code mr_model_open(mr_model **out, const char *path, mr_err *err);
+/* The scheme for mr_model_pack: float32 in exact mode; else k->floats if the file holds all matrices
+ * of the layers as floats of 16 or 32 bits, so that both sides lose no more than in the reference
+ * implementations; else int8. */
+mr_scheme mr_model_scheme(const mr_model *m, const mr_kernels *k, bool exact);
+/* The type of keys and values that is no less accurate than that scheme's products. */
+mr_kv_type mr_model_kv_type(const mr_model *m, const mr_kernels *k, mr_scheme scheme);
 /* pool may be NULL: one thread. Packing again replaces what was packed. */
 mr_code mr_model_pack(mr_model *m, const mr_kernels *k, mr_scheme scheme, mr_pool *pool,
                       mr_err *err);
