@@ -1,5 +1,5 @@
-/* peak.h: what the int8 and bfloat16 multipliers of this CPU give when nothing but registers is in their way:
- * the yardstick of the GEMM (bench kernels).
+/* peak.h: what the int8 and bfloat16 multipliers of this CPU give when nothing but registers is in
+ * their way: the yardstick of the GEMM (bench kernels).
  */
 #ifndef MR_KERNELS_PEAK_H
 #define MR_KERNELS_PEAK_H

@@ -8,6 +8,7 @@
 #include "io/sys.h"
 #include "src/engine_int.h"
 #include "src/machine.h"
+#include "src/tune.h"
 
 #define DEFAULT_BATCH 128 /* GEMMs are compute-bound well before */
 #define DEFAULT_STEP_TOKENS 512
@@ -86,6 +87,16 @@ int mr_engine_logit_rows(const mr_engine_info *info) {
   return rows < 1 ? 1 : rows < (size_t)info->max_step_tokens ? (int)rows : info->max_step_tokens;
 }
 
+void mr_engine_set_step(const mr_engine_opts *o, mr_engine_info *info) {
+  int measured = o->tuning ? o->tuning->step_tokens : 0;
+  info->max_step_tokens = o->max_step_tokens > 0 ? o->max_step_tokens
+                          : measured > 0         ? measured
+                                                 : DEFAULT_STEP_TOKENS;
+  info->step_measured = !o->max_step_tokens && measured > 0;
+  if (!o->max_step_tokens && info->max_step_tokens < 2 * info->max_batch)
+    info->max_step_tokens = 2 * info->max_batch; /* room for prefill beside a full batch */
+}
+
 static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model *m,
                     mr_engine_device *device, mr_engine_info *info, int *pages, mr_err *err) {
   const mr_config *c = &m->c;
@@ -126,9 +137,7 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
   if (info->max_batch > *pages / (1 + info->kv_own_pages)) /* a sequence holds a page at least */
     info->max_batch = *pages / (1 + info->kv_own_pages);
   info->max_batch = info->max_batch > 0 ? info->max_batch : 1;
-  info->max_step_tokens = o->max_step_tokens > 0 ? o->max_step_tokens : DEFAULT_STEP_TOKENS;
-  if (!o->max_step_tokens && info->max_step_tokens < 2 * info->max_batch)
-    info->max_step_tokens = 2 * info->max_batch; /* room for prefill beside a full batch */
+  mr_engine_set_step(o, info);
   return device->dev ? mr_engine_device_plan(device, o, m, info, pages, err) : MR_OK;
 }
 
@@ -241,8 +250,13 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   /* With LongRoPE keys differ by the prompt's length, and cannot be shared. */
   if (!rc && !o->no_prefix_sharing && e->model->c.rope_scaling != MR_SCALING_LONGROPE)
     rc = mr_prefix_open(&e->prefix, e->kv, err);
+  if (!rc && !e->device.dev && o->tuning && !o->tuning->step_tokens) {
+    rc = mr_tune(o->tuning, e->model, e->k, e->pool, e->kv, err);
+    mr_engine_set_step(o, &e->info);
+  }
   if (rc)
     return rc;
+  e->model->tuning = o->tuning;
   e->policy = o->kv_policy;
   e->saved = o->saved;
   e->window = window_of(&e->model->c);
