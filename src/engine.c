@@ -143,10 +143,10 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
 
 /* Checks the adapters against the model; packs them, or counts their bytes. */
 static mr_code open_adapters(mr_lora **out, const mr_engine_opts *o, mr_model *m,
-                             const mr_kernels *k, bool pack, mr_err *err) {
+                             const mr_kernels *k, mr_lora_form form, mr_err *err) {
   if (o->n_adapters < 1)
     return MR_OK;
-  mr_code rc = mr_lora_new(out, m, o->n_adapters, k, scheme_of(o, k, m), pack, err);
+  mr_code rc = mr_lora_new(out, m, o->n_adapters, k, scheme_of(o, k, m), form, err);
   for (int i = 0; i < o->n_adapters && !rc; i++)
     rc = mr_lora_add(*out, i, o->adapters[i].name, o->adapters[i].dir, err);
   return rc;
@@ -164,7 +164,7 @@ mr_code mr_engine_estimate(const mr_engine_opts *opts, mr_engine_info *info, mr_
   if (!rc)
     rc = mr_model_open(&m, opts->model_path, err);
   if (!rc)
-    rc = open_adapters(&lora, opts, m, k, false, err);
+    rc = open_adapters(&lora, opts, m, k, MR_LORA_COUNT, err);
   if (!rc)
     rc = plan(opts, k, m, &device, info, &pages, err);
   mr_lora_close(lora);
@@ -235,7 +235,8 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   if (!rc)
     rc = mr_model_open(&e->model, o->model_path, err);
   if (!rc)
-    rc = open_adapters(&e->lora, o, e->model, e->k, true, err);
+    rc = open_adapters(&e->lora, o, e->model, e->k, e->device.dev ? MR_LORA_ROWS : MR_LORA_PANELS,
+                       err);
   if (!rc)
     rc = plan(o, e->k, e->model, &e->device, &e->info, &pages, err);
   if (!rc)
@@ -271,6 +272,7 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
                                  e->device.streamed, e->info.max_step_tokens, e->max_logits, err)
            : mr_forward_open(&e->forward, e->model, e->k, e->pool, e->kv, e->info.max_step_tokens,
                              e->max_logits, err);
+  mr_lora_drop_rows(e->lora); /* a device has its own */
   if (!rc)
     rc = find_ends(e, err);
   return rc ? rc : make_room(e, err);
