@@ -30,6 +30,8 @@ MUTANTS = [
     ("weights are multiplied while they are widened", "gemm.cu", "i * MR_GPU_K);\n      MR_BARRIER();", "i * MR_GPU_K);", SYNC, "gpu_kernels"),
     ("a histogram is read before it is whole", "top.cu", "mr_count(&s->bins[key >> shift & 255u]);\n  }\n  MR_BARRIER();", "mr_count(&s->bins[key >> shift & 255u]);\n  }", SYNC, "gpu_kernels"),
     ("equal logits are taken whatever their id", "top.cu", "while (s->equal > s->need && high", "while (0 && high", SYNC, "gpu_kernels"),
+    ("what a group left of a row is not taken", "attn.cu", "float total = before ? before[c] : 0", "float total = 0", SYNC, "gpu_attention"),
+    ("a member's position is taken for its place in the group", "attn.cu", "return a.members ? a.members[token] : token;", "return token;", SYNC, "gpu_attention"),
     ("a row out of reach is not computed again", "attn.cu", "return !(mr_abs(max - a.phi) < a.reach);", "return false;", SYNC, "gpu_attention"),
 ]
 # of the host: name, file, text, what it becomes, test program
@@ -38,6 +40,7 @@ HOST_MUTANTS = [
      "return rc;", "gpu_stream"),
     ("weights come while the ones before are in use", "src/backend_gpu_stream.c", "mr_code rc = o->wait(g->dev, s->copy, s->free[at]);",
      "mr_code rc = MR_OK;", "gpu_stream"),
+    ("a group shares a split that only begins alike", "src/backend_gpu_groups.c", "return n / SPLIT_PAGES;", "return up(n, SPLIT_PAGES);", "gpu_groups"),
     ("a parked page is written again before it was copied", "src/engine_device.c", "mr_code rc = d->dev->ops->sync(d->dev, d->stream);\n  return rc ? rc\n",
      "mr_code rc = MR_OK;\n  return rc ? rc\n", "engine_device"),
     ("a page is used before it came back", "src/kvtier.c", "p->sent = t->memory && p->n;", "p->sent = false;", "engine_device"),
