@@ -24,7 +24,7 @@ typedef uint16_t mr_gpu_bf16;
  * a row's state */
 #define MR_GPU_S_LD 36
 #define MR_GPU_P_LD 40
-#define MR_GPU_STAT 6
+#define MR_GPU_STAT 7
 
 /* How weights are held. INT8: int8 times a scale; INT4: 0 .. 15, two a byte, the first in the low
  * half, times a scale, plus a least value. Scales and least values are float16 times their row's

@@ -29,6 +29,7 @@
 
 struct attn_stat { /* of a query row: of the split, the factors, of all splits so far */
   float max, sum, factor, part, total_max, total_sum;
+  int pos; /* -1: there is no such row */
 };
 
 template <bool WIDE> struct attn_block { /* what a block works on */
@@ -271,9 +272,7 @@ template <bool WIDE> MR_FN void scores(const mr_gpu_attn &a, const attn_block<WI
 
 template <bool WIDE>
 MR_FN float seen_score(const mr_gpu_attn &a, const attn_block<WIDE> &b, int r, float s, int key) {
-  if (r >= b.tile.n)
-    return MR_MINUS_INF;
-  int pos = row_pos(a, b.tile, r);
+  int pos = b.stat[r].pos;
   if (key > pos || key < first_seen(a, pos))
     return MR_MINUS_INF;
   s *= a.scale;
@@ -505,49 +504,39 @@ MR_FN void begin_rows(const mr_gpu_attn &a, const attn_block<WIDE> &b, mr_frag_c
   }
 }
 
-/* What a group leaves of a warp's rows. */
-template <bool WIDE>
-MR_FN void leave_rows(const mr_gpu_attn &a, const attn_block<WIDE> &b, const mr_frag_c *total) {
-  int own = 16 * b.warp + MR_LANE;
-  if (MR_LANE < 16 && own < b.tile.n) {
-    float *carry = carry_row(a, b.tile, b.y, own) + a.at.values;
-    carry[0] = b.stat[own].total_max;
-    carry[1] = b.stat[own].total_sum;
-  }
-  MR_UNROLL
-  for (int t = 0; t < TILES; t++)
-    MR_UNROLL
-  for (int i = 0; i < MR_C; i++) {
-    int r = 16 * b.warp + mr_row(i), c = 16 * t + mr_col(i);
-    if (r < b.tile.n && c < a.at.values)
-      carry_row(a, b.tile, b.y, r)[c] = total[t].r[i];
-  }
-}
-
+/* A warp's rows after their last split: done, or left for the members' own tiles. */
 template <bool WIDE, bool UNI>
-MR_FN void finish_rows(const mr_gpu_attn &a, const attn_block<WIDE> &b, const mr_frag_c *total) {
+MR_FN void end_rows(const mr_gpu_attn &a, const attn_block<WIDE> &b, const mr_frag_c *total) {
+  int own = 16 * b.warp + MR_LANE;
   if (MR_LANE < 16) {
-    int r = 16 * b.warp + MR_LANE;
-    attn_stat *s = &b.stat[r];
-    int head = row_head(a, b.tile, b.kv_head, r < b.tile.n ? r : 0);
+    attn_stat *s = &b.stat[own];
+    if (a.members && own < b.tile.n) {
+      float *carry = carry_row(a, b.tile, b.y, own) + a.at.values;
+      carry[0] = s->total_max;
+      carry[1] = s->total_sum;
+    }
+    int head = row_head(a, b.tile, b.kv_head, own < b.tile.n ? own : 0);
     s->factor = last_factor<UNI>(a, head, &s->total_max, &s->total_sum);
+    if (UNI && !a.members)
+      *redo_row(a, MR_BLOCK(0), b.y, own) = own < b.tile.n && out_of_reach(a, s->total_max);
   }
   MR_WARP_SYNC();
   MR_UNROLL
   for (int t = 0; t < TILES; t++)
     MR_UNROLL
   for (int i = 0; i < MR_C; i++) {
-    int r = 16 * b.warp + mr_row(i), d = b.v0 + 16 * t + mr_col(i);
-    if (r >= b.tile.n || d >= a.head_dim || 16 * t >= a.at.values)
+    int r = 16 * b.warp + mr_row(i), c = 16 * t + mr_col(i);
+    if (r >= b.tile.n || c >= a.at.values)
       continue;
-    if (!UNI && a.redo && !*redo_row(a, MR_BLOCK(0), b.y, r))
+    if (a.members) {
+      carry_row(a, b.tile, b.y, r)[c] = total[t].r[i];
+      continue;
+    }
+    if (b.v0 + c >= a.head_dim || (!UNI && a.redo && !*redo_row(a, MR_BLOCK(0), b.y, r)))
       continue;
     const attn_stat *s = &b.stat[r];
-    out_row(a, b.tile, b.kv_head, r)[d] = total[t].r[i] * s->factor / s->total_sum;
+    out_row(a, b.tile, b.kv_head, r)[b.v0 + c] = total[t].r[i] * s->factor / s->total_sum;
   }
-  int r = 16 * b.warp + MR_LANE;
-  if (UNI && MR_LANE < 16)
-    *redo_row(a, MR_BLOCK(0), b.y, r) = r < b.tile.n && out_of_reach(a, b.stat[r].total_max);
 }
 
 template <bool WIDE, bool UNI>
@@ -558,10 +547,7 @@ MR_FN void all_splits(const mr_gpu_attn &a, const attn_block<WIDE> &b) {
     do_split<WIDE, UNI>(a, b, acc, s);
     merge_split<WIDE, UNI>(b, total, acc);
   }
-  if (a.members)
-    leave_rows(a, b, total);
-  else
-    finish_rows<WIDE, UNI>(a, b, total);
+  end_rows<WIDE, UNI>(a, b, total);
 }
 
 MR_FN bool any_redo(const mr_gpu_attn &a, int n) {
@@ -579,6 +565,9 @@ template <bool WIDE, bool UNI> MR_FN void attend(const mr_gpu_attn &a) {
   if (!UNI && !a.parts && a.redo && !any_redo(a, b.tile.n))
     return;
   load_queries(a, b);
+  int r = 16 * b.warp + MR_LANE;
+  if (MR_LANE < 16) /* a barrier comes before they are read */
+    b.stat[r].pos = r < b.tile.n ? row_pos(a, b.tile, r) : -1;
   if (a.parts)
     one_split<WIDE, UNI>(a, b, split);
   else
