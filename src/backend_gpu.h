@@ -1,6 +1,7 @@
 /* backend_gpu.h: the operations of src/backend.h over a device (device.h), and what its files
  * share: backend_gpu.c (buffers, the step, rows, products), backend_gpu_weights.c (weights on the
- * device), backend_gpu_attend.c, backend_gpu_groups.c, backend_gpu_experts.c.
+ * device), backend_gpu_attend.c, backend_gpu_groups.c (shared pages), backend_gpu_experts.c,
+ * backend_gpu_lora.c (adapters).
  *
  * Numbers: activations are float32 between operations. A matrix is held as mr_gpu_hold says
  * (gpu_few.h), by the scheme and by its type in the file; products take bfloat16 on both sides, or
@@ -86,6 +87,7 @@ typedef struct mr_gpu_groups { /* of a step */
 } mr_gpu_groups;
 
 struct mr_gpu_moe;
+struct mr_gpu_adapters;
 
 typedef struct mr_gpu {
   mr_backend base;
@@ -109,9 +111,10 @@ typedef struct mr_gpu {
   float *parts; /* of attention; NULL: no context is longer than a split */
   size_t parts_bytes;
   int32_t *redo;
-  float *logits_host;            /* pinned */
-  mr_gpu_best *best, *best_host; /* [max_logits]; on the host: pinned */
-  struct mr_gpu_moe *moe;        /* or NULL */
+  float *logits_host;               /* pinned */
+  mr_gpu_best *best, *best_host;    /* [max_logits]; on the host: pinned */
+  struct mr_gpu_moe *moe;           /* or NULL */
+  struct mr_gpu_adapters *adapters; /* or NULL */
   mr_gpu_groups groups;
   mr_gpu_side side; /* what a step needs from the host */
   /* of the step: on the device */
