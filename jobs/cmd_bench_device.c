@@ -8,7 +8,7 @@
 #include "io/mem.h"
 #include "io/sys.h"
 #include "jobs/bench.h"
-#include "src/device.h"
+#include "src/device_gemm.h"
 
 #define RUN_SECONDS 0.05 /* of launches, for each figure */
 #define RUNS 3
@@ -61,7 +61,9 @@ typedef struct bench {
 /* ---------------------------------------------------------------- timing */
 
 typedef struct work {
-  mr_gpu_kernel kernel; /* MR_GPU_N_KERNELS: a copy */
+  mr_gpu_kernel kernel;     /* MR_GPU_N_KERNELS: a copy */
+  const mr_gemm_plan *plan; /* not NULL: a product by the maker's library */
+  const mr_gpu_gemm *product;
   mr_grid grid;
   const void *args;
   mr_direction dir;
@@ -71,9 +73,12 @@ typedef struct work {
 } work;
 
 static void put_work(bench *b, const work *w) {
+  const mr_gpu_gemm *p = w->product;
   if (b->rc)
     return;
-  b->rc = w->kernel == MR_GPU_N_KERNELS
+  b->rc = w->plan ? mr_device_gemm_run(b->d->gemm, b->s, w->plan, p->a, p->w, p->m, p->y, p->ld,
+                                       p->accumulate)
+          : w->kernel == MR_GPU_N_KERNELS
               ? b->d->ops->copy(b->d, b->s, w->dir, w->dst, w->src, w->bytes)
               : b->d->ops->launch(b->d, b->s, w->kernel, &w->grid, w->args);
 }
@@ -173,6 +178,15 @@ static void fill(bench *b) {
 
 /* ---------------------------------------------------------------- products */
 
+/* The same by the maker's library. */
+static void library_product(bench *b, const mr_gpu_gemm *a, const char *shape, double ops,
+                            double bytes) {
+  mr_err err = MR_ERR_INIT;
+  work w = {.product = a};
+  if (!b->rc && b->d->gemm && !mr_device_gemm_plan(b->d->gemm, a->n, a->k, &w.plan, &err) && w.plan)
+    figure(b, "gemm library", shape, &w, ops, bytes);
+}
+
 static void product(bench *b, mr_gpu_hold hold, int m) {
   static const mr_gpu_kernel kernels[4][2] = {{MR_GPU_gemm16_bf16, MR_GPU_gemm64_bf16},
                                               {MR_GPU_gemm16_pair, MR_GPU_gemm64_pair},
@@ -181,9 +195,10 @@ static void product(bench *b, mr_gpu_hold hold, int m) {
   static const double bytes[] = {2, 4, 1 + 2.0 / MR_GPU_GROUP, 0.5 + 4.0 / MR_GPU_GROUP};
   bool tall = m > 32 && MR_GPU_GEMM_SHARED(64, hold) <= b->d->shared_bytes;
   size_t used = 0, k = (size_t)b->z.k, n = (size_t)b->z.n, rows = tall ? 64 : 16;
+  size_t padded = (size_t)mr_gemm_padded(m);
   mr_gpu_gemm a = {.m = m, .n = b->z.n, .k = b->z.k, .ld = n};
   a.a_plane = a.w_plane = 0;
-  a.a = room(b, &used, 2 * (size_t)m * k * sizeof *a.a);
+  a.a = room(b, &used, 2 * padded * k * sizeof *a.a);
   a.w = room(b, &used, 2 * n * k * sizeof *a.w);
   if (hold == MR_GPU_PAIR) {
     a.a_plane = (size_t)m * k;
@@ -192,7 +207,7 @@ static void product(bench *b, mr_gpu_hold hold, int m) {
   a.few = (mr_gpu_few){.w = (const uint8_t *)a.w};
   a.few.scales = room(b, &used, n * k / MR_GPU_GROUP * 2 * sizeof(uint16_t));
   a.few.units = room(b, &used, n * sizeof(float));
-  a.y = room(b, &used, (size_t)m * n * sizeof *a.y);
+  a.y = room(b, &used, padded * n * sizeof *a.y);
   work w = {.kernel = kernels[hold][tall],
             .grid = {.blocks = {(uint32_t)((n + MR_GPU_GEMM_COLS - 1) / MR_GPU_GEMM_COLS),
                                 (uint32_t)(((size_t)m + rows - 1) / rows), 1},
@@ -202,8 +217,11 @@ static void product(bench *b, mr_gpu_hold hold, int m) {
   char shape[80];
   snprintf(shape, sizeof shape, "%d rows, weights %d x %d", m, b->z.n, b->z.k);
   double mm = (double)m, each = 2.0 * mm * (double)n * (double)k;
+  double moved = (double)n * (double)k * bytes[hold] + mm * (double)k * 2 + mm * (double)n * 4;
   figure(b, mr_gpu_kernel_names[w.kernel] + 5, shape, &w, hold == MR_GPU_PAIR ? 3 * each : each,
-         (double)n * (double)k * bytes[hold] + mm * (double)k * 2 + mm * (double)n * 4);
+         moved);
+  if (hold == MR_GPU_BF16)
+    library_product(b, &a, shape, each, moved);
 }
 
 /* ---------------------------------------------------------------- attention */
@@ -324,7 +342,7 @@ static void passes(bench *b) {
 /* ---------------------------------------------------------------- all of it */
 
 static size_t most_room(const sizes *z) {
-  size_t k = (size_t)z->k, n = (size_t)z->n, m = 4 * (size_t)z->rows;
+  size_t k = (size_t)z->k, n = (size_t)z->n, m = (size_t)mr_gemm_padded(4 * z->rows);
   size_t product_bytes = 4 * m * k + 5 * n * k + 4 * m * n;
   size_t tokens = (size_t)(z->seqs > z->prompt ? z->seqs : z->prompt);
   size_t keys = (size_t)(z->seqs * (z->keys + 64) + z->prompt + 64);
@@ -358,6 +376,15 @@ static void measure(bench *b, json_t *out) {
     attention(b, &(case_of){"prompt", 1, b->z.prompt, 0, kv[i]});
   }
   passes(b);
+  if (b->d->gemm)
+    json_object_set_new(out, "gemm_library", json_string(mr_device_gemm_words(b->d->gemm)));
+}
+
+/* A library that is not there is not an error. */
+static void open_library(bench *b, json_t *out) {
+  mr_err why = MR_ERR_INIT;
+  if (mr_device_gemm_open(&b->d->gemm, b->d, &why))
+    json_object_set_new(out, "gemm_library", json_string(why.text));
 }
 
 static json_t *describe(const mr_device *d) {
@@ -380,6 +407,7 @@ static void print_page(const json_t *o) {
          json_real_value(json_object_get(o, "to_host_gbytes_per_s")),
          json_real_value(json_object_get(o, "memory_gbytes_per_s")),
          json_real_value(json_object_get(o, "matrix_tflops")));
+  printf("GEMM library: %s\n", json_string_value(json_object_get(o, "gemm_library")));
   json_array_foreach(json_object_get(o, "kernels"), i, row) printf(
       "%-14s %-70s %10.1f us %8.1f GB/s %8.2f TFLOP/s %4.0f %% of %s\n",
       json_string_value(json_object_get(row, "kernel")),
@@ -405,8 +433,10 @@ mr_code mr_bench_device(const char *name, bool json, mr_err *err) {
     b.rc = b.d->ops->host_alloc(b.d, b.z.copy, (void **)&b.host);
   json_t *o = describe(b.d);
   b.list = json_array();
-  if (!b.rc && o && b.list)
+  if (!b.rc && o && b.list) {
+    open_library(&b, o);
     measure(&b, o);
+  }
   rc = mr_device_fail(b.d, b.rc, err);
   if (!rc && json_object_set(o, "kernels", b.list))
     rc = mr_err_set(err, MR_E_NOMEM, "out of memory");

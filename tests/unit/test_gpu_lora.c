@@ -12,7 +12,9 @@
 
 #define MAX_DIRS 128
 
-static mr_sim_opts sim = {.memory = (size_t)96 << 20, .guard = true};
+#define MEMORY ((size_t)96 << 20)
+
+static mr_sim_opts sim = {.memory = MEMORY, .guard = true};
 static int turn; /* models take the machines and orders by turns */
 
 static int on_next_machine(void **state) {
@@ -79,6 +81,7 @@ static void test_faults(void **unused) {
   char whole[300];
   write_merged(dir, dirs, whole);
   int *const faults[] = {&sim.fail_copy, &sim.fail_alloc};
+  sim.memory = MEMORY / 8; /* it is cleared each time */
   for (int i = 0; i < 2; i++) {
     mr_code rc = MR_E_INTERNAL;
     for (int n = 1; n < 400 && rc; n++) {
@@ -91,6 +94,7 @@ static void test_faults(void **unused) {
     *faults[i] = 0;
     assert_int_equal(rc, MR_OK);
   }
+  sim.memory = MEMORY;
 }
 
 static void test_no_room(void **unused) {
@@ -99,13 +103,13 @@ static void test_no_room(void **unused) {
   const char *dirs[2], *dir = write_latent(&merged, &sizes[0], true);
   char whole[300];
   write_merged(dir, dirs, whole);
-  size_t all = sim.memory, least = 1 << 16;
+  size_t least = 1 << 16;
   bool said = false;
   for (sim.memory = least; try_to_open(dir, dirs[0], &err) != MR_OK; sim.memory += least) {
     said |= strstr(err.text, "the adapters do not fit") != NULL;
     mr_err_clear(&err);
   }
-  sim.memory = all;
+  sim.memory = MEMORY;
   assert_true(said);
 }
 
