@@ -43,11 +43,11 @@ class Check:
         print(f"{'ok  ' if ok else 'FAIL'} {name}", flush=True)
 
 
-def rows_of(folder, n, tokens):
+def rows_of(folder, n, tokens, words="Write a sentence about the number {}. "):
     path = folder / f"rows-{n}-{tokens}.jsonl"
     with open(path, "w") as f:
         for i in range(n):
-            f.write(json.dumps({"id": f"r{i}", "prompt": f"Write a sentence about the number {i * 7}. " * (1 + i % 3),
+            f.write(json.dumps({"id": f"r{i}", "prompt": words.format(i * 7) * (1 + i % 3),
                                 "max_tokens": tokens, "temperature": 0, "ignore_eos": True}) + "\n")
     return path
 
@@ -120,7 +120,7 @@ def shaped_runs(check, folder):
     model, shape = folder / "shaped.gguf", "toy" if check.emulated else "8b"
     if check.run(f"a model of shape {shape}", [sys.executable, ROOT / "scripts/shaped_model.py", shape, model], 60) is None:
         return
-    rows = rows_of(folder, *((3, 6) if check.emulated else (256, 32)))
+    rows = rows_of(folder, 3, 6, "{} ") if check.emulated else rows_of(folder, 256, 32)
     options = ["--device", check.device, *(["--max-step-tokens", "4", "--max-batch", "3", "--kv-type", "int8"] if check.emulated else [])]
     whole, report = job(check, folder, f"shape {shape}", rows, 120, *options, model=model)
     if not whole:
