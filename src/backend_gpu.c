@@ -353,7 +353,7 @@ static void multiply_all(mr_gpu *g, const mr_gpu_matrix *w, size_t plane, int m,
     return;
   }
   g->base.stats.flops += 2.0 * m * w->of->n * w->of->k;
-  g->base.stats.bytes += held_bytes(w);
+  g->base.stats.bytes += mr_gpu_held_bytes(w);
   if (!g->rc)
     g->rc = mr_device_gemm_run(g->dev->gemm, g->stream, w->plan, g->packed, w->w, m, y->p, y->ld,
                                accumulate);
