@@ -17,7 +17,6 @@
 #define LATE_S 0.7           /* no larger size is begun later */
 #define CLEARLY 0.97         /* of the time: better, and not by chance */
 #define NEARLY 0.98          /* of the time: no worse that matters */
-#define WAITED 0.1           /* of the time others had the processors: it says nothing */
 
 enum { QKV, O, UP, DOWN, KINDS };
 
@@ -190,7 +189,7 @@ static void take_down(tuner *t) {
 
 mr_code mr_tune(mr_tuning *out, mr_model *m, const mr_kernels *k, mr_pool *pool, mr_kv *kv,
                 mr_err *err) {
-  double began = mr_sys_seconds(), waited = mr_machine_waited_s();
+  mr_watch watch = mr_machine_watch();
   const mr_tuning *before = m->tuning;
   tuner t = {.m = m};
   *out = (mr_tuning){.step_tokens = 0};
@@ -199,16 +198,15 @@ mr_code mr_tune(mr_tuning *out, mr_model *m, const mr_kernels *k, mr_pool *pool,
   if (!rc) {
     int all = t.sizes;
     m->tuning = &t.way;
-    for (t.sizes = 0; t.sizes < all && (t.sizes < 1 || mr_sys_seconds() - began < LATE_S);
+    for (t.sizes = 0; t.sizes < all && (t.sizes < 1 || mr_sys_seconds() - watch.began_s < LATE_S);
          t.sizes++)
       time_size(&t, t.sizes);
     m->tuning = before;
-    waited = mr_machine_waited_s() - waited;
-    if (waited <= WAITED * (mr_sys_seconds() - began))
+    if (mr_machine_waited_share(&watch) <= MR_MACHINE_WAITED)
       conclude(&t, k->gemm[m->layers[0].o.scheme].own_rows, out);
   }
   take_down(&t);
-  out->took_s = mr_sys_seconds() - began;
+  out->took_s = mr_sys_seconds() - watch.began_s;
   return rc;
 }
 
