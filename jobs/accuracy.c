@@ -31,12 +31,14 @@ static mr_code side_open(side *s, const mr_accuracy_way *w, const mr_kernels *k,
   if (!rc)
     rc = mr_model_pack(s->m, k, w->exact ? MR_SCHEME_F32 : MR_SCHEME_I8, pool, err);
   if (!rc)
-    rc = mr_kv_open(&s->kv, &s->m->c, type, WINDOW / MR_KV_BLOCK + mr_kv_own_pages(&s->m->c, type),
+    rc = mr_kv_open(&s->kv, &s->m->c, type,
+                    WINDOW / MR_KV_BLOCK * mr_kv_groups_of(&s->m->c, type).n +
+                        mr_kv_own_pages(&s->m->c, type),
                     err);
   if (!rc)
     rc = mr_forward_open(&s->f, s->m, k, pool, s->kv, STEP, STEP, err);
   if (!rc)
-    rc = mr_kv_seq_init(&s->seq, WINDOW, err);
+    rc = mr_kv_seq_init(s->kv, &s->seq, WINDOW, err);
   return rc;
 }
 

@@ -97,6 +97,7 @@ typedef struct mr_gpu {
   const mr_gpu_ask *asks;      /* NULL: rows of logits go to the host */
   const mr_gpu_tile *tiles[2]; /* of one warp; of MR_GPU_WARPS */
   int n_tiles[2], max_pages;
+  size_t table_pages; /* of a group of layers: `table` and `page` go through all of them in turn */
   const mr_buf *logits; /* what finish was called with */
   mr_code rc;           /* the first error of the step */
 } mr_gpu;

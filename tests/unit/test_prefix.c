@@ -41,16 +41,20 @@ static const int32_t *prompt(const char *kind) {
   return ids;
 }
 
+static int32_t page_of(int32_t node) {
+  return mr_prefix_pages(tree, node)[0];
+}
+
 static void acquire(const char *kind, int32_t *chain) {
   mr_err err = MR_ERR_INIT;
   int n = (int)strlen(kind);
   assert_int_equal(mr_prefix_room(tree, n, &err), MR_OK);
-  mr_prefix_acquire(tree, 0, prompt(kind), n, chain);
+  mr_prefix_acquire(tree, 0, prompt(kind), n, false, chain);
 }
 
 static void release(const char *kind, const int32_t *chain, uint64_t age) {
   int n = (int)strlen(kind);
-  mr_prefix_release(tree, chain, n, age);
+  mr_prefix_release(tree, chain, n, false, age);
   mr_prefix_unroom(tree, n);
 }
 
@@ -58,14 +62,14 @@ static void release(const char *kind, const int32_t *chain, uint64_t age) {
 static void compute(const int32_t *chain, int from, int to, uint64_t age) {
   mr_kv_seq s;
   mr_err err = MR_ERR_INIT;
-  assert_int_equal(mr_kv_seq_init(&s, 16 * B, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_init(kv, &s, 16 * B, &err), MR_OK);
   for (int i = from; i < to; i++) {
     assert_true(mr_prefix_claim(tree, chain[i], age));
     assert_int_equal(mr_kv_seq_reserve(kv, &s, B), MR_OK);
     int32_t page = s.pages[s.len / B];
     s.len += B;
-    assert_int_equal(mr_prefix_publish(tree, chain[i], page, age), page);
-    assert_int_equal(mr_prefix_page(tree, chain[i]), page);
+    mr_prefix_publish(tree, chain[i], &page, age);
+    assert_int_equal(page_of(chain[i]), page);
   }
   mr_kv_seq_free(kv, &s);
 }
@@ -80,7 +84,7 @@ static void chains(void **state) {
   assert_true(a[0] == b[0] && a[1] == b[1] && a[2] != b[2]);
   acquire("34", b + 2); /* the same blocks at another place are other nodes */
   assert_true(b[2] != a[2] && b[3] != a[3]);
-  mr_prefix_release(tree, b + 2, 2, 9);
+  mr_prefix_release(tree, b + 2, 2, false, 9);
   mr_prefix_unroom(tree, 2);
   acquire("1256", b);
   release("1256", b, 2);
@@ -100,7 +104,7 @@ static void claims(void **state) {
   assert_false(mr_prefix_claim(tree, b[0], 8)); /* wait for the older one */
   assert_true(mr_prefix_claim(tree, b[0], 3));  /* the oldest waits for nobody */
   assert_false(mr_prefix_claim(tree, a[0], 7));
-  mr_prefix_release(tree, b, 3, 3); /* who goes leaves its work to the others */
+  mr_prefix_release(tree, b, 3, false, 3); /* who goes leaves its work to the others */
   assert_true(mr_prefix_claim(tree, a[0], 7));
   mr_prefix_unroom(tree, 3);
   release("123", a, 7);
@@ -117,11 +121,11 @@ static void pages(void **state) {
   assert_int_equal(mr_prefix_cached(tree), 4);
   acquire("1256", b);
   assert_int_equal(mr_prefix_cached(tree), 2);
-  assert_true(mr_prefix_page(tree, b[1]) >= 0 && mr_prefix_page(tree, b[2]) < 0);
+  assert_true(page_of(b[1]) >= 0 && page_of(b[2]) < 0);
   assert_int_equal(mr_prefix_evict(tree, 1), 1); /* the leaf goes first */
   assert_int_equal(mr_prefix_unheld(tree, 0, prompt("1234"), 4), 2);
   acquire("1234", a);
-  assert_true(mr_prefix_page(tree, a[2]) >= 0 && mr_prefix_page(tree, a[3]) < 0);
+  assert_true(page_of(a[2]) >= 0 && page_of(a[3]) < 0);
   release("1256", b, 2);
   release("1234", a, 3);
   assert_int_equal(mr_prefix_evict(tree, 9), 3);
@@ -136,12 +140,13 @@ static void published_twice(void **state) {
   mr_err err = MR_ERR_INIT;
   acquire("1", a);
   compute(a, 0, 1, 1);
-  assert_int_equal(mr_kv_seq_init(&s, B, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_init(kv, &s, B, &err), MR_OK);
   assert_int_equal(mr_kv_seq_reserve(kv, &s, B), MR_OK);
   s.len = B;
-  int32_t kept = mr_prefix_publish(tree, a[0], s.pages[0], 2);
+  mr_prefix_publish(tree, a[0], s.pages, 2);
+  int32_t kept = page_of(a[0]);
   assert_true(kept != s.pages[0]);
-  mr_kv_seq_replace(kv, &s, 0, kept);
+  mr_kv_seq_replace(kv, &s, 0, &kept);
   assert_ptr_equal(s.at[0], mr_kv_page(kv, kept));
   assert_int_equal(mr_kv_free_pages(kv), PAGES - 1);
   mr_kv_seq_free(kv, &s);
@@ -151,17 +156,17 @@ static void published_twice(void **state) {
 
 static void partial(void **state) {
   (void)state;
-  int32_t a[2], page = -1;
+  int32_t a[2], node = -1;
   acquire("12", a);
   compute(a, 0, 2, 1);
   int32_t ids[B];
   memcpy(ids, prompt("2"), sizeof ids);
   ids[20] = 9999;
-  assert_int_equal(mr_prefix_partial(tree, 0, a[0], ids, B, &page), 20);
-  assert_int_equal(page, mr_prefix_page(tree, a[1]));
-  assert_int_equal(mr_prefix_partial(tree, 0, a[0], ids, 11, &page), 11);
-  assert_int_equal(mr_prefix_partial(tree, 0, -1, ids, B, &page), 0);
-  assert_int_equal(mr_prefix_partial(tree, 0, a[1], ids, B, &page), 0);
+  assert_int_equal(mr_prefix_partial(tree, 0, a[0], ids, B, &node), 20);
+  assert_int_equal(node, a[1]);
+  assert_int_equal(mr_prefix_partial(tree, 0, a[0], ids, 11, &node), 11);
+  assert_int_equal(mr_prefix_partial(tree, 0, -1, ids, B, &node), 0);
+  assert_int_equal(mr_prefix_partial(tree, 0, a[1], ids, B, &node), 0);
   release("12", a, 1);
   assert_int_equal(mr_prefix_evict(tree, 2), 2);
 }
@@ -184,7 +189,7 @@ static void against_a_list(void **state) {
         kinds[i][k] = (char)('0' + (x >> (20 + k) & 1));
       acquire(kinds[i], chain[i]);
       int k = 0;
-      while (k < LEN && mr_prefix_page(tree, chain[i][k]) >= 0)
+      while (k < LEN && page_of(chain[i][k]) >= 0)
         k++;
       mr_prefix_evict(tree, LEN - k - mr_kv_free_pages(kv));
       compute(chain[i], k, LEN, (uint64_t)i + 1);
@@ -232,16 +237,16 @@ static void the_future_is_known(void **state) {
   assert_int_equal(mr_prefix_evict(tree, 3), 3); /* 6 after 5, and 8 after 7 */
   assert_int_equal(mr_prefix_unheld(tree, 0, prompt("12"), 2), 2);
   acquire("56", chain);
-  assert_int_equal(mr_prefix_page(tree, chain[0]), -1);
+  assert_int_equal(page_of(chain[0]), -1);
   release("56", chain, 9);
   assert_int_equal(mr_prefix_evict(tree, 2), 2); /* 34, wanted last */
   acquire("34", chain);
-  assert_int_equal(mr_prefix_page(tree, chain[0]), -1);
+  assert_int_equal(page_of(chain[0]), -1);
   release("34", chain, 9);
   mr_prefix_came(tree, 0, prompt("12"), 2, 2); /* and is gone again */
   assert_int_equal(mr_prefix_evict(tree, 2), 2);
   acquire("78", chain);
-  assert_true(mr_prefix_page(tree, chain[0]) >= 0);
+  assert_true(page_of(chain[0]) >= 0);
   release("78", chain, 9);
   mr_prefix_evict(tree, 9);
   mr_prefix_came(tree, 0, prompt("34"), 2, 9);
