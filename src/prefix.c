@@ -477,6 +477,7 @@ static int give_up(mr_prefix *p, int32_t at) {
       !mr_kv_page_lone(p->kv, pages_of(p, at)[p->kept]))
     return 0;
   keep_node(p, at);
+  p->nodes[at].looked = !p->nodes[at].stored; /* they may be had again */
   return drop_pages(p, at, p->kept, p->groups);
 }
 
