@@ -19,6 +19,9 @@
 #ifndef TINY_GGUF_LAYERS
 #define TINY_GGUF_LAYERS 2
 #endif
+#ifndef TINY_GGUF_CONTEXT
+#define TINY_GGUF_CONTEXT 256
+#endif
 
 enum {
   TINY_EOS = 256,
@@ -29,7 +32,7 @@ enum {
   TINY_HEADS = 4,
   TINY_KV_HEADS = 2,
   TINY_HEAD = 16,
-  TINY_CONTEXT = 256
+  TINY_CONTEXT = TINY_GGUF_CONTEXT
 };
 
 typedef struct tiny_tensor {
