@@ -224,14 +224,18 @@ static mr_code write_block(const mr_engine *e, const mr_kv_seq *kv, int block) {
   return rc;
 }
 
-/* The next block of f's prompt out of the store. False: it is not there, or there is no page. */
+/* The next block of f's prompt out of the store. False: it is not there, or there is no page. Room
+ * is made before it is read, as what goes for it may be on its way to the store. */
 static bool take_stored(mr_engine *e, mr_flight *f, int block) {
   mr_kv_seq *kv = &f->seqs[0].kv;
+  uint64_t tree = tree_key(e, f->r.adapter);
+  int end = (block + 1) * MR_KV_BLOCK;
   if (!e->store || f->spilled || !mr_prefix_first_look(e->prefix, f->chain[block]) ||
-      !mr_prefixstore_get(e->store, tree_key(e, f->r.adapter), f->r.prompt,
-                          (block + 1) * MR_KV_BLOCK, e->stored_block) ||
+      !mr_prefixstore_has(e->store, tree, f->r.prompt, end) ||
       !mr_flight_make_room(e, f, mr_kv_seq_wants(e->kv, kv, MR_KV_BLOCK)) ||
-      mr_kv_seq_reserve(e->kv, kv, MR_KV_BLOCK) || write_block(e, kv, block))
+      mr_kv_seq_reserve(e->kv, kv, MR_KV_BLOCK) ||
+      !mr_prefixstore_get(e->store, tree, f->r.prompt, end, e->stored_block) ||
+      write_block(e, kv, block))
     return false; /* what was reserved is used by the tokens that are computed then */
   kv->len += MR_KV_BLOCK;
   f->fed += MR_KV_BLOCK;
