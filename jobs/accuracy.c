@@ -24,12 +24,13 @@ struct mr_accuracy {
 
 static mr_code side_open(side *s, const mr_accuracy_way *w, const mr_kernels *k, mr_pool *pool,
                          mr_err *err) {
-  mr_kv_type type = w->kv_type >= 0 ? (mr_kv_type)w->kv_type : MR_KV_F32;
   mr_code rc = mr_model_open(&s->m, w->model, err);
-  if (!rc && w->kv_type < 0 && !w->exact)
-    type = k->kv_type(s->m->c.head_dim);
-  if (!rc)
-    rc = mr_model_pack(s->m, k, w->exact ? MR_SCHEME_F32 : MR_SCHEME_I8, pool, err);
+  if (rc)
+    return rc;
+  mr_scheme scheme = mr_model_scheme(s->m, k, w->exact);
+  mr_kv_type type =
+      w->kv_type >= 0 ? (mr_kv_type)w->kv_type : mr_model_kv_type(s->m, k, scheme);
+  rc = mr_model_pack(s->m, k, scheme, pool, err);
   if (!rc)
     rc = mr_kv_open(&s->kv, &s->m->c, type,
                     WINDOW / MR_KV_BLOCK * mr_kv_groups_of(&s->m->c, type).n +

@@ -10,6 +10,7 @@
 #include "jobs/bench.h"
 #include "jobs/cmd.h"
 #include "jobs/roofline.h"
+#include "jobs/tuned.h"
 #include "kernels/pool.h"
 #include "src/engine.h"
 
@@ -151,7 +152,8 @@ static mr_code run_decode(mr_engine *e, const bench_opts *o, int32_t *ids, phase
   return rc;
 }
 
-static mr_code open_engine(const bench_opts *o, const mr_prompter *p, mr_engine **e, mr_err *err) {
+static mr_code open_engine(const bench_opts *o, const mr_prompter *p, mr_tuning *tuning,
+                           mr_engine **e, mr_err *err) {
   mr_engine_info info;
   mr_engine_opts eo = {.model_path = o->model,
                        .compute = o->compute,
@@ -162,28 +164,33 @@ static mr_code open_engine(const bench_opts *o, const mr_prompter *p, mr_engine 
   mr_code rc = mr_engine_estimate(&eo, &info, err);
   if (rc)
     return rc;
+  mr_tuned_load(tuning, &eo, &info);
   int64_t each = (int64_t)o->prompt + decode_tokens(o, info.max_step_tokens);
-  eo.max_step_tokens = info.max_step_tokens;
+  eo.max_step_tokens = info.max_step_tokens; /* memory is for it */
   if (each > info.context)
     return mr_err_set(err, MR_E_USAGE, "bench: %lld tokens a sequence pass the context of %d",
                       (long long)each, info.context);
   int64_t blocks = (each + MR_KV_BLOCK - 1) / MR_KV_BLOCK;
   int64_t pages = (blocks * info.kv_groups + info.kv_own_pages) * o->batch;
   eo.kv_memory = (uint64_t)pages * info.kv_page_bytes;
-  return mr_engine_open(e, &eo, p, err);
+  rc = mr_engine_open(e, &eo, p, err);
+  if (!rc)
+    mr_tuned_save(tuning, &info);
+  return rc;
 }
 
 static mr_code measure(const bench_opts *o, phase *prefill, phase *decode, mr_engine_info *info,
                        mr_err *err) {
   mr_prompter *p = NULL;
   mr_engine *e = NULL;
+  mr_tuning tuning;
   phase warm = {0};
   int32_t *ids = mr_mem_alloc((size_t)o->batch * (size_t)o->prompt, sizeof *ids);
   mr_code rc = ids ? MR_OK : mr_err_set(err, MR_E_NOMEM, "out of memory for the prompts");
   if (!rc)
     rc = mr_prompter_open(&p, o->model, err);
   if (!rc)
-    rc = open_engine(o, p, &e, err);
+    rc = open_engine(o, p, &tuning, &e, err);
   if (!rc)
     *info = *mr_engine_describe(e);
   if (!rc) {
@@ -263,13 +270,13 @@ static mr_code print_throughput_json(const bench_opts *o, const throughputs *t, 
 static mr_code throughput(const bench_opts *o, mr_err *err) {
   throughputs t = {.int8_peak = 0};
   const mr_kernels *k = mr_kernels_best();
-  mr_scheme scheme = o->compute == MR_COMPUTE_EXACT ? MR_SCHEME_F32 : MR_SCHEME_I8;
   double before = 0, after = 0;
   mr_code rc = mr_roofline_int8_peak(k, o->threads, MEASURE_S, &before, err);
   if (!rc)
     rc = measure(o, &t.prefill, &t.decode, &t.info, err);
   if (!rc)
     rc = mr_roofline_int8_peak(k, o->threads, MEASURE_S, &after, err);
+  mr_scheme scheme = t.info.products;
   if (!rc)
     rc = mr_roofline_measure(k, o->threads, 1u << scheme, MEASURE_S, &t.roof, err);
   if (rc)

@@ -22,7 +22,7 @@ typedef struct bench {
   const mr_kernels *k;
   mr_pool *pool;
   int threads;
-  double peak; /* int8 Gop/s */
+  double peak[MR_SCHEMES]; /* Gop/s of registers alone, int8 and bf16 */
   json_t *out; /* NULL: print */
 } bench;
 
@@ -41,6 +41,7 @@ static double best_rate(bench *b, mr_pool_fn fn, void *ctx, int items, double wo
 
 /* ------------------------------------------------------------------ peak */
 typedef struct peak_job {
+  double (*peak)(const mr_kernels *k, long loops);
   const mr_kernels *k;
   long loops;
 } peak_job;
@@ -48,12 +49,12 @@ typedef struct peak_job {
 static void peak_item(void *ctx, int item, int worker) {
   (void)item, (void)worker;
   const peak_job *p = ctx;
-  (void)mr_peak_int8(p->k, p->loops);
+  (void)p->peak(p->k, p->loops);
 }
 
-static double measure_peak(bench *b) {
-  peak_job p = {b->k, 200000};
-  double work = mr_peak_int8(b->k, 1) * (double)p.loops * b->threads;
+static double measure_peak(bench *b, double (*peak)(const mr_kernels *k, long loops)) {
+  peak_job p = {peak, b->k, 200000};
+  double work = peak(b->k, 1) * (double)p.loops * b->threads;
   double first = best_rate(b, peak_item, &p, b->threads, work);
   double again = best_rate(b, peak_item, &p, b->threads, work);
   return again > first ? again : first;
@@ -129,10 +130,10 @@ static double gemm_rate(bench *b, gemm_job *g, int m) {
   return best / 1e9;
 }
 
-static int bench_gemm(bench *b, const char *model, int k, int n) {
+static int bench_gemm(bench *b, mr_scheme scheme, const char *model, int k, int n) {
   static const int ms[] = {1, 8, 64, 128, 512};
   gemm_job g;
-  int rc = gemm_open(&g, b, MR_SCHEME_I8, k, n);
+  int rc = gemm_open(&g, b, scheme, k, n);
   if (rc == 0 && b->out == NULL)
     printf("%-12s %5d -> %-7d", model, k, n);
   for (size_t i = 0; rc == 0 && i < sizeof ms / sizeof *ms; i++) {
@@ -140,11 +141,13 @@ static int bench_gemm(bench *b, const char *model, int k, int n) {
       continue;
     double rate = gemm_rate(b, &g, ms[i]);
     if (b->out == NULL)
-      printf(" %6.0f (%3.0f %%)", rate, b->peak > 0.0 ? 100.0 * rate / b->peak : 0.0);
+      printf(" %6.0f (%3.0f %%)", rate,
+             b->peak[scheme] > 0.0 ? 100.0 * rate / b->peak[scheme] : 0.0);
     else
-      rc = json_array_append_new(b->out, json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:f}", "kernel",
-                                                   "gemm", "scheme", "int8", "model", model, "k", k,
-                                                   "n", n, "m", ms[i], "gops", rate));
+      rc = json_array_append_new(
+          b->out, json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:f}", "kernel", "gemm", "scheme",
+                            scheme == MR_SCHEME_BF16 ? "bf16" : "int8", "model", model, "k", k, "n",
+                            n, "m", ms[i], "gops", rate));
   }
   if (rc == 0 && b->out == NULL)
     printf("\n");
@@ -236,7 +239,7 @@ static int bench_attention(bench *b, const char *model, int heads, int kv_heads,
 }
 
 /* ------------------------------------------------------------------ all of it */
-static int bench_all(bench *b) {
+static int bench_gemms(bench *b, mr_scheme scheme) {
   static const struct {
     const char *model;
     int k, n;
@@ -247,11 +250,18 @@ static int bench_all(bench *b) {
                 {"Gemma3-270M", 2048, 640},   {"Gemma3-270M", 640, 262144}};
   int rc = 0;
   if (b->out == NULL)
-    printf("%s, %d threads: int8 peak of registers %.0f Gop/s; GEMM in Gop/s at M = 1, 8, 64, 128, "
+    printf("%s, %d threads: %s peak of registers %.0f Gop/s; GEMM in Gop/s at M = 1, 8, 64, 128, "
            "512\n",
-           b->k->name, b->threads, b->peak);
+           b->k->name, b->threads, scheme == MR_SCHEME_BF16 ? "bf16" : "int8", b->peak[scheme]);
   for (size_t i = 0; rc == 0 && i < sizeof shapes / sizeof *shapes; i++)
-    rc = bench_gemm(b, shapes[i].model, shapes[i].k, shapes[i].n);
+    rc = bench_gemm(b, scheme, shapes[i].model, shapes[i].k, shapes[i].n);
+  return rc;
+}
+
+static int bench_all(bench *b) {
+  int rc = bench_gemms(b, MR_SCHEME_I8);
+  if (rc == 0 && b->k->floats == MR_SCHEME_BF16)
+    rc = bench_gemms(b, MR_SCHEME_BF16);
   if (rc == 0)
     rc = bench_attention(b, "SmolLM2-135M", 9, 3, 64);
   if (rc == 0)
@@ -267,11 +277,13 @@ int mr_bench_kernels(bool json) {
     mr_pool_free(b.pool);
     return -1;
   }
-  b.peak = measure_peak(&b);
+  b.peak[MR_SCHEME_I8] = measure_peak(&b, mr_peak_int8);
+  b.peak[MR_SCHEME_BF16] = measure_peak(&b, mr_peak_bf16);
   int rc = bench_all(&b);
   if (rc == 0 && json) {
-    json_t *all = json_pack("{s:s, s:i, s:f, s:O}", "isa", b.k->name, "threads", b.threads,
-                            "int8_peak_gops", b.peak, "kernels", b.out);
+    json_t *all = json_pack("{s:s, s:i, s:f, s:f, s:O}", "isa", b.k->name, "threads", b.threads,
+                            "int8_peak_gops", b.peak[MR_SCHEME_I8], "bf16_peak_gops",
+                            b.peak[MR_SCHEME_BF16], "kernels", b.out);
     rc = all != NULL && json_dumpf(all, stdout, JSON_INDENT(1)) == 0 && putchar('\n') != EOF ? 0
                                                                                              : -1;
     json_decref(all);

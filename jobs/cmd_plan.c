@@ -16,6 +16,7 @@
 #include "jobs/rundir.h"
 #include "jobs/score.h"
 #include "jobs/signals.h"
+#include "jobs/tuned.h"
 #include "src/machine.h"
 
 #define BAD_SHOWN 20
@@ -24,6 +25,7 @@ typedef struct planned {
   mr_job job;
   mr_prompter *prompter;
   mr_engine_opts opts;
+  mr_tuning tuning; /* opts borrows it */
   mr_engine_info info;
   mr_preflight_stats stats;
   mr_plan *plan;
@@ -106,6 +108,7 @@ static mr_code measure(planned *p, mr_profile *profile, mr_err *err) {
   mr_code rc = mr_estimate_measure(&p->opts, &p->info, &p->estimate, err);
   if (rc != MR_OK)
     return rc;
+  mr_tuned_save(&p->tuning, &p->info);
   waited = (mr_machine_waited_s() - waited) / (mr_sys_seconds() - began);
   mr_profile_load(profile, &p->info);
   if (waited > MR_PROFILE_WAITED && profile->measured && profile->waited < waited) {
@@ -367,6 +370,8 @@ static mr_code plan_job(planned *p, mr_err *err) {
     rc = mr_prompter_open(&p->prompter, p->job.model, err);
   if (rc == MR_OK)
     rc = mr_engine_estimate(&p->opts, &p->info, err);
+  if (rc == MR_OK)
+    mr_tuned_load(&p->tuning, &p->opts, &p->info);
   if (rc == MR_OK)
     rc = preflight(p, err);
   if (rc == MR_OK)

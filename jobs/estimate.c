@@ -391,7 +391,7 @@ mr_code mr_estimate_measure(const mr_engine_opts *opts, mr_engine_info *info, mr
   mr_code rc = mr_engine_open(&b.e, &o, NULL, err);
   if (rc)
     return rc;
-  out->load_s = mr_sys_seconds() - t;
+  out->load_s = mr_sys_seconds() - t - (o.tuning ? o.tuning->took_s : 0);
   *info = *mr_engine_describe(b.e);
   info->policy = opts->kv_policy;
   info->kv_disk = opts->kv_disk;
@@ -403,7 +403,7 @@ mr_code mr_estimate_measure(const mr_engine_opts *opts, mr_engine_info *info, mr
   if (rc)
     return rc;
   smooth(&out->rates);
-  out->peak_ops = mr_roofline_ops(opts->compute, info->threads);
+  out->peak_ops = mr_roofline_ops(info->products, info->threads);
   out->gemm_flops_per_s = gemm_rate(out, info);
   double key_s = (double)info->kv_bytes_per_token / out->memory_bytes_per_s;
   double key = out->rates.decode_key;

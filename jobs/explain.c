@@ -86,6 +86,19 @@ static void memory(talk *t) {
   t->say(t->text, t->to);
 }
 
+static void steps(talk *t) {
+  const mr_engine_info *i = t->in->info;
+  if (i->step_measured)
+    snprintf(t->text, sizeof t->text,
+             "steps have up to %d tokens: with more a token's matrix products take no less time on "
+             "this machine, as was measured once",
+             i->max_step_tokens);
+  else
+    snprintf(t->text, sizeof t->text, "steps have up to %d tokens%s", i->max_step_tokens,
+             t->in->job->max_step_tokens ? ", as --max-step-tokens says" : "");
+  t->say(t->text, t->to);
+}
+
 static void bound(talk *t) {
   static const struct {
     const char *by, *words;
@@ -146,6 +159,7 @@ void mr_explain(const mr_explain_in *in, void (*say)(const char *sentence, void 
   order(&t);
   cache(&t);
   memory(&t);
+  steps(&t);
   bound(&t);
   deadline(&t);
   trust(&t);

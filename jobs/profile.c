@@ -59,20 +59,23 @@ static bool find_dir(mr_text *t) {
 }
 
 /* The model is known by its shape: a digest of its bytes would take longer than all of this. */
-static void set_path(mr_profile *p, const mr_engine_info *i) {
+bool mr_profile_path(char *path, size_t size, const char *kind, const mr_engine_info *i) {
   char cpu[128], hex[MR_HASH_HEX];
+  bool room = false;
   mr_text dir = {0}, key = {0};
   mr_text_addf(&key, "%s, %d threads, %s, %s, kv %s, %s, %llu, %llu, numerics %d, " MR_VERSION,
                mr_machine_cpu(cpu, sizeof cpu), i->threads, i->isa, i->scheme, i->kv_type, i->arch,
                (unsigned long long)i->n_params, (unsigned long long)i->weight_bytes,
                MR_NUMERICS_VERSION);
-  if (find_dir(&dir) && !dir.failed && !key.failed && dir.len + 64 < sizeof p->path) {
+  if (find_dir(&dir) && !dir.failed && !key.failed && dir.len + 64 < size) {
     mr_hash_hex(key.data, key.len, hex);
     mr_sys_now->mkdir(dir.data, 0700);
-    snprintf(p->path, sizeof p->path, "%s/profile-%s.json", dir.data, hex);
+    snprintf(path, size, "%s/%s-%s.json", dir.data, kind, hex);
+    room = true;
   }
   mr_text_free(&dir);
   mr_text_free(&key);
+  return room;
 }
 
 /* ---------------------------------------------------------------- reading */
@@ -124,7 +127,7 @@ void mr_profile_load(mr_profile *p, const mr_engine_info *info) {
   *p = (mr_profile){.runs = 0};
   for (int i = 0; i < MR_PARTS; i++)
     p->factor[i] = 1;
-  set_path(p, info);
+  mr_profile_path(p->path, sizeof p->path, "profile", info);
   json_t *o = *p->path ? mr_json_read(p->path, FILE_BYTES_MAX, NULL) : NULL;
   if (o)
     take(p, o);

@@ -38,6 +38,10 @@ typedef struct mr_profile {
   double waited;   /* of the time of that measurement, as MR_PROFILE_WAITED */
 } mr_profile;
 
+/* The file of a kind ("profile" ...) for the machine and model; makes its folder. False: there is
+ * no place. */
+bool mr_profile_path(char *path, size_t size, const char *kind, const mr_engine_info *info);
+
 void mr_profile_load(mr_profile *p, const mr_engine_info *info);
 void mr_profile_save(const mr_profile *p);
 

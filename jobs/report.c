@@ -131,11 +131,12 @@ static json_t *batch(const mr_report *r) {
     in_flight += r->timeline.point[i].batch;
     time_s += r->timeline.point[i].seconds;
   }
-  return json_pack("{s:o, s:o, s:o, s:i, s:i, s:i, s:o}", "steps", count(s->steps),
+  return json_pack("{s:o, s:o, s:o, s:i, s:i, s:i, s:b, s:o}", "steps", count(s->steps),
                    "tokens_per_step", real(per((double)s->batch_tokens_sum, (double)s->steps)),
                    "sequences_mean", real(per(in_flight, time_s)), "sequences_max",
                    s->max_batch_seen, "limit", r->info.max_batch, "step_tokens_limit",
-                   r->info.max_step_tokens, "preemptions", count(s->preemptions));
+                   r->info.max_step_tokens, "step_tokens_measured", r->info.step_measured,
+                   "preemptions", count(s->preemptions));
 }
 
 static json_t *engine(const mr_report *r) {

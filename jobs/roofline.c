@@ -6,7 +6,6 @@
 #include "io/sys.h"
 #include "kernels/peak.h"
 #include "kernels/pool.h"
-#include "src/engine.h" /* mr_compute */
 
 #define TRIAD_FLOATS ((size_t)8 << 20)
 #define TRIAD_CHUNKS 64
@@ -120,10 +119,9 @@ mr_code mr_roofline_measure(const mr_kernels *k, int threads, unsigned schemes, 
   return rc;
 }
 
-double mr_roofline_ops(int compute, int threads) {
+double mr_roofline_ops(mr_scheme scheme, int threads) {
   mr_roofline r;
   mr_err ignored = MR_ERR_INIT;
-  mr_scheme scheme = compute == MR_COMPUTE_EXACT ? MR_SCHEME_F32 : MR_SCHEME_I8;
   const mr_kernels *k = mr_kernels_best();
   if (!k || mr_roofline_measure(k, threads, 1u << scheme, MOMENT_S, &r, &ignored))
     return 0;

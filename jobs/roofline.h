@@ -27,8 +27,8 @@ typedef struct mr_roofline {
 mr_code mr_roofline_measure(const mr_kernels *k, int threads, unsigned schemes, double seconds,
                             mr_roofline *out, mr_err *err);
 
-/* Operations a second of the compute mode's matrix product, measured for a moment; 0: not known. */
-double mr_roofline_ops(int compute, int threads);
+/* Operations a second of that scheme's matrix product, measured for a moment; 0: not known. */
+double mr_roofline_ops(mr_scheme scheme, int threads);
 
 /* The int8 multiply-adds of registers alone with all threads, in operations a second: the yardstick
  * of everything that is int8. 0: the table's instruction set has no such measurement. */

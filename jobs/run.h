@@ -25,7 +25,8 @@ typedef struct mr_run {
   mr_prompter *prompter;
   mr_engine_opts engine_opts;
   mr_engine_info estimate;
-  json_t *inputs; /* inputs.h */
+  mr_tuning tuning; /* engine_opts borrows it */
+  json_t *inputs;   /* inputs.h */
   mr_job_identity id;
   mr_commit *commit;
   mr_plan *plan;

@@ -13,7 +13,7 @@ static void measure_peaks(mr_run *r) {
   mr_roofline limits;
   mr_report *p = &r->report;
   mr_err ignored = MR_ERR_INIT;
-  mr_scheme scheme = r->job.compute == MR_COMPUTE_EXACT ? MR_SCHEME_F32 : MR_SCHEME_I8;
+  mr_scheme scheme = p->info.products;
   if (!p->has_engine || mr_roofline_measure(mr_kernels_best(), p->info.threads, 1u << scheme,
                                             ROOFLINE_S, &limits, &ignored))
     return;

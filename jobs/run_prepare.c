@@ -12,6 +12,7 @@
 #include "jobs/inputs.h"
 #include "jobs/preflight.h"
 #include "jobs/signals.h"
+#include "jobs/tuned.h"
 #include "src/lora.h"
 
 #define DAY_S 86400
@@ -60,6 +61,8 @@ static mr_code look(mr_run *r, mr_err *err) {
   mr_job_engine_opts(&r->job, &r->engine_opts);
   if (!rc)
     rc = mr_engine_estimate(&r->engine_opts, &r->estimate, err);
+  if (!rc)
+    mr_tuned_load(&r->tuning, &r->engine_opts, &r->estimate);
   return rc;
 }
 

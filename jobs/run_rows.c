@@ -7,6 +7,7 @@
 #include "jobs/run.h"
 #include "jobs/schedule.h"
 #include "jobs/signals.h"
+#include "jobs/tuned.h"
 #include "src/machine.h"
 
 #define FIRST_ROWS 8
@@ -619,6 +620,7 @@ static mr_code load_and_run(loop *l, mr_err *err) {
   r->report.load_s = mr_sys_seconds() - t;
   if (rc)
     return rc;
+  mr_tuned_save(&r->tuning, &r->estimate);
   r->report.info = *mr_engine_describe(l->engine);
   r->report.has_engine = true;
   mr_run_tick(r, "run");

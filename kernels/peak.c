@@ -17,6 +17,13 @@ static double vnni(long loops) {
   return (double)loops * 12 * 128;
 }
 
+static double dot_bf16(long loops) {
+#define DOT_BF16(n) "vdpbf16ps %%zmm14, %%zmm15, %%zmm" #n "\n\t"
+  for (long i = 0; i < loops; i++)
+    __asm__ volatile("vpxor %%xmm14, %%xmm14, %%xmm14\n\t" TWELVE(DOT_BF16)::: CLOBBERS);
+  return (double)loops * 12 * 64;
+}
+
 static double maddubs(long loops) {
 #define MADD(n)                                                                                    \
   "vpmaddubsw %%ymm14, %%ymm15, %%ymm13\n\tvpmaddwd %%ymm13, %%ymm15, %%ymm12\n\t"                 \
@@ -42,6 +49,15 @@ double mr_peak_int8(const mr_kernels *k, long loops) {
     return avx_vnni(loops);
   if (strcmp(k->name, "avx2") == 0)
     return maddubs(loops);
+#endif
+  (void)k, (void)loops;
+  return 0.0;
+}
+
+double mr_peak_bf16(const mr_kernels *k, long loops) {
+#if defined(__x86_64__)
+  if (k->floats == MR_SCHEME_BF16)
+    return dot_bf16(loops);
 #endif
   (void)k, (void)loops;
   return 0.0;

@@ -1,5 +1,5 @@
-/* peak.h: what the int8 multipliers of this CPU give when nothing but registers is in their way:
- * the yardstick of the GEMM (bench kernels).
+/* peak.h: what the int8 and bfloat16 multipliers of this CPU give when nothing but registers is in
+ * their way: the yardstick of the GEMM (bench kernels).
  */
 #ifndef MR_KERNELS_PEAK_H
 #define MR_KERNELS_PEAK_H
@@ -11,5 +11,8 @@
  * none. The caller takes the time. Matrix tiles (AMX) are not counted: a GEMM on them may pass it.
  */
 double mr_peak_int8(const mr_kernels *k, long loops);
+
+/* The same of bfloat16 multiply-adds; 0 where the table has no such instruction. */
+double mr_peak_bf16(const mr_kernels *k, long loops);
 
 #endif

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "io/sys.h"
+#include "src/tune.h"
 
 #define ROWS_BYTES (512 << 10) /* of packed rows in a block: half of a small L2 cache */
 #define ROWS_STEP 16           /* blocks are multiples of it: of the row tiles of all kernels */
@@ -112,13 +113,15 @@ static void multiply(void *ctx, int item, int worker) {
 /* Chooses block and panels, and counts the items. */
 static void cut(job *j) {
   const mr_linear *op = j->op;
-  int total = 0, workers = j->c->workers, least = workers * ITEMS_PER_WORKER;
-  for (int i = 0; i < op->n; i++)
+  int total = 0, n = 0, workers = j->c->workers, least = workers * ITEMS_PER_WORKER;
+  for (int i = 0; i < op->n; i++) {
     total += (op->w[i]->n + j->gemm->nr - 1) / j->gemm->nr;
+    n += op->w[i]->n;
+  }
   int fit = (int)(ROWS_BYTES / j->row_bytes), blocks;
   fit = fit < 2 * ROWS_STEP ? 2 * ROWS_STEP : fit;
   blocks = (j->rows + fit - 1) / fit;
-  if (j->rows / workers >= j->gemm->own_rows)
+  if (j->rows / workers >= mr_tuned_own_rows(j->c->m->tuning, j->k, n, j->gemm->own_rows))
     blocks = (blocks + workers - 1) / workers * workers;
   if (total * blocks < least)
     blocks = (least + total - 1) / total;

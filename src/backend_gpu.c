@@ -5,6 +5,7 @@
 
 #include "io/mem.h"
 #include "io/sys.h"
+#include "src/backend_gpu_lora.h"
 
 _Static_assert((int)MR_GPU_QUICK_GELU == (int)MR_ACT_QUICK_GELU && MR_GPU_PAGE == MR_KV_BLOCK,
                "kernels/gpu/args.h and kernels/kernels.h count alike");
@@ -163,7 +164,7 @@ static mr_code begin(mr_backend *b, const mr_batch *batch, mr_err *err) {
   bool ok = take_rows(g, &r);
   if (ok)
     fill_rows(g, &r);
-  if (!ok || !take_wanted(g, batch) || mr_gpu_tile_runs(g))
+  if (!ok || !take_wanted(g, batch) || mr_gpu_tile_runs(g) || mr_gpu_lora_begin(g))
     return mr_err_set(err, MR_E_INTERNAL,
                       "a step needs more than the %zu bytes that are kept for "
                       "its tables",
@@ -244,6 +245,7 @@ static void embed(mr_backend *b, mr_buf *x) {
       .cols = c->d_model,
       .k = g->embed->k};
   mr_gpu_launch(g, MR_GPU_embed, by_rows(g->batch.n_tokens), &a);
+  mr_gpu_lora_embed_rows(g, x);
 }
 
 static void norm_pass(mr_backend *b, mr_buf *x, const mr_norm_spec *norm) {
@@ -375,6 +377,7 @@ static void linear(mr_backend *b, const mr_linear *op) {
   for (int i = 0; i < op->n; i++)
     mr_gpu_multiply(g, mr_gpu_use(g, op->w[i]), g->packed, p.plane, rows, op->y[i]->p, op->y[i]->ld,
                     op->accumulate);
+  mr_gpu_lora_linear(g, op, p.plane);
 }
 
 /* ------------------------------------------------------------------ open and close */
@@ -399,7 +402,7 @@ static size_t side_bytes(const mr_model *m, int max_tokens) {
   size_t tiles = (t * group / MR_GPU_ROWS + 2 * t) * sizeof(mr_gpu_tile);
   size_t blocks = ((size_t)c->context + MR_KV_BLOCK - 1) / MR_KV_BLOCK;
   size_t pages = t * groups * blocks * sizeof(int32_t);
-  return rows + tiles + pages + 17 * 64;
+  return rows + tiles + pages + mr_gpu_lora_side_bytes(m, max_tokens) + 17 * 64;
 }
 
 size_t mr_gpu_step_bytes(const mr_model *m, const mr_device *dev, int max_tokens, int max_logits,
@@ -407,13 +410,15 @@ size_t mr_gpu_step_bytes(const mr_model *m, const mr_device *dev, int max_tokens
   size_t t = (size_t)max_tokens, logits = (size_t)max_logits * padded((size_t)m->c.n_vocab);
   return 2 * 2 * t * (size_t)widest(m) + side_bytes(m, max_tokens) + t * columns * sizeof(float) +
          logits * sizeof(float) + (size_t)max_logits * sizeof(mr_gpu_best) +
-         mr_gpu_attend_bytes(m, dev, max_tokens) + mr_gpu_moe_bytes(m, max_tokens) + 32 * 256;
+         mr_gpu_attend_bytes(m, dev, max_tokens) + mr_gpu_moe_bytes(m, max_tokens) +
+         mr_gpu_lora_step_bytes(m, max_tokens) + 32 * 256;
 }
 
 static void gpu_close(mr_backend *b) {
   mr_gpu *g = gpu(b);
   mr_rope_close_all(g->rope);
   mr_gpu_moe_close(g);
+  mr_gpu_lora_close(g);
   mr_gpu_stream_close(g);
   if (g->side.host)
     g->dev->ops->host_release(g->dev, g->side.host);
@@ -472,8 +477,6 @@ static mr_code take_memory(mr_gpu *g, mr_err *err) {
 mr_code mr_backend_gpu_open(mr_backend **out, const mr_model *m, mr_device *dev, mr_kv *kv,
                             mr_gpu_scheme scheme, int streamed, int max_tokens, int max_logits,
                             mr_err *err) {
-  if (m->lora)
-    return mr_err_set(err, MR_E_UNAVAILABLE, "adapters cannot run on a GPU yet; use --device cpu");
   mr_gpu *g = mr_mem_alloc(1, sizeof *g);
   if (!g)
     return mr_err_set(err, MR_E_NOMEM, "out of memory for the step");
@@ -490,6 +493,8 @@ mr_code mr_backend_gpu_open(mr_backend **out, const mr_model *m, mr_device *dev,
     rc = mr_rope_open_all(g->rope, &m->c, m->rope_freqs, err);
   if (!rc)
     rc = mr_gpu_load_weights(g, err);
+  if (!rc)
+    rc = mr_gpu_lora_load(g, err);
   if (!rc)
     rc = take_memory(g, err);
   if (rc) {

@@ -1,6 +1,6 @@
 /* backend_gpu.h: the operations of src/backend.h over a device (device.h), and what its files
  * share: backend_gpu.c (buffers, the step, rows, products), backend_gpu_weights.c (weights on the
- * device), backend_gpu_attend.c, backend_gpu_experts.c.
+ * device), backend_gpu_attend.c, backend_gpu_experts.c, backend_gpu_lora.c (adapters).
  *
  * Numbers: activations are float32 between operations. A matrix is held as mr_gpu_hold says
  * (gpu_few.h), by the scheme and by its type in the file; products take bfloat16 on both sides, or
@@ -62,6 +62,7 @@ typedef struct mr_gpu_side { /* a block of the host's memory and its copy on the
 } mr_gpu_side;
 
 struct mr_gpu_moe;
+struct mr_gpu_adapters;
 
 typedef struct mr_gpu {
   mr_backend base;
@@ -85,10 +86,11 @@ typedef struct mr_gpu {
   float *parts; /* of attention; NULL: no context is longer than a split */
   size_t parts_bytes;
   int32_t *redo;
-  float *logits_host;            /* pinned */
-  mr_gpu_best *best, *best_host; /* [max_logits]; on the host: pinned */
-  struct mr_gpu_moe *moe;        /* or NULL */
-  mr_gpu_side side;              /* what a step needs from the host */
+  float *logits_host;               /* pinned */
+  mr_gpu_best *best, *best_host;    /* [max_logits]; on the host: pinned */
+  struct mr_gpu_moe *moe;           /* or NULL */
+  struct mr_gpu_adapters *adapters; /* or NULL */
+  mr_gpu_side side;                 /* what a step needs from the host */
   /* of the step: on the device */
   mr_batch batch;
   const int32_t *token, *pos, *page, *wanted;

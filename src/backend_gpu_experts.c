@@ -1,7 +1,7 @@
 /* Experts on the device. Rows are routed by the host (src/route.h) from the scores, which are
  * waited for; slots are sorted by expert as on the CPU (backend_cpu_experts.c), and each expert's
  * rows, then consecutive, are multiplied with its matrices. */
-#include "src/backend_gpu.h"
+#include "src/backend_gpu_lora.h"
 
 #include <string.h>
 
@@ -25,9 +25,9 @@ struct mr_gpu_moe {
 };
 
 typedef struct slots { /* of a step: the host's and the device's */
-  int32_t *from, *slot_of;
+  int32_t *from, *slot_of, *first;
   float *weight, *factor;
-  const int32_t *from_at, *slot_of_at;
+  const int32_t *from_at, *slot_of_at, *first_at;
   const float *weight_at, *factor_at;
 } slots;
 
@@ -48,8 +48,8 @@ static size_t plane_of(const mr_config *c, size_t n) {
   return n * (size_t)(a > b ? a : b);
 }
 
-static size_t side_bytes(size_t n) {
-  return 4 * (n * sizeof(int32_t) + 64);
+static size_t side_bytes(size_t n, int experts) {
+  return 4 * (n * sizeof(int32_t) + 64) + ((size_t)experts + 1) * sizeof(int32_t) + 64;
 }
 
 size_t mr_gpu_moe_bytes(const mr_model *m, int max_tokens) {
@@ -59,7 +59,7 @@ size_t mr_gpu_moe_bytes(const mr_model *m, int max_tokens) {
   size_t n = (size_t)max_tokens * (size_t)each_of(c);
   return 4 * plane_of(c, n) +
          n * (2 * padded((size_t)width_of(c)) + padded((size_t)c->d_model)) * sizeof(float) +
-         side_bytes(n) + (size_t)max_tokens * sizeof(float) + 8 * 256;
+         side_bytes(n, mr_layer_experts(m)) + (size_t)max_tokens * sizeof(float) + 8 * 256;
 }
 
 static mr_code take_host(mr_gpu *g, struct mr_gpu_moe *x, size_t n) {
@@ -93,7 +93,7 @@ mr_code mr_gpu_moe_open(mr_gpu *g, mr_err *err) {
   x->gate = mr_device_take(g->dev, (size_t)g->max_tokens * sizeof(float));
   if (!x->packed || !x->inner[0] || !x->inner[1] || !x->y || !x->gate)
     return MR_E_NOMEM;
-  mr_code rc = mr_gpu_side_open(g, &x->side, side_bytes(n));
+  mr_code rc = mr_gpu_side_open(g, &x->side, side_bytes(n, x->n));
   return rc ? rc : take_host(g, x, n);
 }
 
@@ -173,6 +173,7 @@ static void sort_slots(mr_gpu *g, slots *s) {
     if (input)
       s->weight[i] = 1;
   }
+  memcpy(s->first, x->first, ((size_t)x->n + 1) * sizeof *s->first);
 }
 
 static bool take_slots(mr_gpu *g, slots *s) {
@@ -183,7 +184,9 @@ static bool take_slots(mr_gpu *g, slots *s) {
   s->slot_of = mr_gpu_side_take(&x->side, bytes, (const void **)&s->slot_of_at);
   s->weight = mr_gpu_side_take(&x->side, bytes, (const void **)&s->weight_at);
   s->factor = mr_gpu_side_take(&x->side, bytes, (const void **)&s->factor_at);
-  return s->from && s->slot_of && s->weight && s->factor;
+  bytes = ((size_t)x->n + 1) * sizeof *s->first;
+  s->first = mr_gpu_side_take(&x->side, bytes, (const void **)&s->first_at);
+  return s->from && s->slot_of && s->weight && s->factor && s->first;
 }
 
 /* ------------------------------------------------------------------ products */
@@ -233,16 +236,48 @@ static void pack_inner(mr_gpu *g, int e, int cols, size_t plane) {
   mr_gpu_pack_rows(g, &p, x->first[e + 1] - x->first[e]);
 }
 
-static void run_expert(mr_gpu *g, const mr_experts *op, const slots *s, int e) {
+static int rows_of(const struct mr_gpu_moe *x, int e) {
+  return x->first[e + 1] - x->first[e];
+}
+
+/* What adapters add to gate and up, or to down. */
+static void adapt(mr_gpu *g, const mr_experts *op, const slots *s, size_t plane, bool down) {
+  struct mr_gpu_moe *x = g->moe;
+  mr_gpu_lora_experts a = {.layer = op->layer,
+                           .a = x->packed,
+                           .plane = plane,
+                           .a_first = plane_of(&g->m->c, 1),
+                           .first = s->first_at,
+                           .from = s->from_at,
+                           .y = {down ? x->y : x->inner[0], down ? NULL : x->inner[1]},
+                           .ld = padded((size_t)(down ? g->m->c.d_model : x->width))};
+  if (!mr_gpu_lora_has_experts(g))
+    return;
+  for (int e = 0; e < x->n; e++)
+    a.most = rows_of(x, e) > a.most ? rows_of(x, e) : a.most;
+  mr_gpu_lora_run_experts(g, &a);
+}
+
+static void multiply_all(mr_gpu *g, const mr_experts *op, const slots *s) {
   struct mr_gpu_moe *x = g->moe;
   const mr_config *c = &g->m->c;
-  const mr_expert *w = &op->layer->experts[e];
   size_t plane = g->scheme == MR_GPU_EXACT ? x->plane : 0;
-  pack_input(g, op, s, e, plane);
-  multiply(g, e, &w->gate, plane, x->inner[0], x->width);
-  multiply(g, e, &w->up, plane, x->inner[1], x->width);
-  pack_inner(g, e, e < c->n_experts ? c->d_expert : c->d_shared, plane);
-  multiply(g, e, &w->down, plane, x->y, c->d_model);
+  for (int e = 0; e < x->n; e++) {
+    const mr_expert *w = &op->layer->experts[e];
+    if (!rows_of(x, e))
+      continue;
+    pack_input(g, op, s, e, plane);
+    multiply(g, e, &w->gate, plane, x->inner[0], x->width);
+    multiply(g, e, &w->up, plane, x->inner[1], x->width);
+  }
+  adapt(g, op, s, plane, false);
+  for (int e = 0; e < x->n; e++) {
+    if (!rows_of(x, e))
+      continue;
+    pack_inner(g, e, e < c->n_experts ? c->d_expert : c->d_shared, plane);
+    multiply(g, e, &op->layer->experts[e].down, plane, x->y, c->d_model);
+  }
+  adapt(g, op, s, plane, true);
 }
 
 void mr_gpu_run_experts(mr_backend *b, const mr_experts *op) {
@@ -260,9 +295,7 @@ void mr_gpu_run_experts(mr_backend *b, const mr_experts *op) {
   sort_slots(g, &s);
   g->rc = g->dev->ops->copy(g->dev, g->stream, MR_TO_DEVICE, x->side.device, x->side.host,
                             x->side.used);
-  for (int e = 0; e < x->n; e++)
-    if (x->first[e + 1] > x->first[e])
-      run_expert(g, op, &s, e);
+  multiply_all(g, op, &s);
   mr_gpu_mix a = {.out = op->out->p,
                   .y = x->y,
                   .ld_out = op->out->ld,

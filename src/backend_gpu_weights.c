@@ -1,6 +1,6 @@
 /* Weights on the device: rows come out of the file as float32 and are rounded here, a piece of a
  * matrix at a time. */
-#include "src/backend_gpu.h"
+#include "src/backend_gpu_lora.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -102,7 +102,7 @@ static size_t most_floats(const mr_model *m) {
 /* False: out of the host's memory. */
 static bool sum_up(sums *s, const mr_model *m, mr_gpu_scheme scheme) {
   float *room = mr_mem_alloc((size_t)widest_row(m), sizeof *room);
-  *s = (sums){.bytes = vector_bytes(m)};
+  *s = (sums){.bytes = vector_bytes(m) + mr_gpu_lora_bytes(m, scheme)};
   if (!room)
     return false;
   add_up(s, m, &m->head, scheme, room, false);

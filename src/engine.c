@@ -8,6 +8,7 @@
 #include "io/sys.h"
 #include "src/engine_int.h"
 #include "src/machine.h"
+#include "src/tune.h"
 
 #define DEFAULT_BATCH 128 /* GEMMs are compute-bound well before */
 #define DEFAULT_STEP_TOKENS 512
@@ -27,16 +28,16 @@ static mr_code get_kernels(const mr_kernels **k, mr_err *err) {
                          "MILLRACE_ISA names an instruction set that this CPU cannot run");
 }
 
-static mr_scheme scheme_of(const mr_engine_opts *o) {
-  return o->compute == MR_COMPUTE_EXACT ? MR_SCHEME_F32 : MR_SCHEME_I8;
+static mr_scheme scheme_of(const mr_engine_opts *o, const mr_kernels *k, const mr_model *m) {
+  return mr_model_scheme(m, k, o->compute == MR_COMPUTE_EXACT);
 }
 
-static int kv_type_of(const mr_engine_opts *o, const mr_kernels *k, const mr_config *c) {
+static int kv_type_of(const mr_engine_opts *o, const mr_kernels *k, const mr_model *m) {
   if (o->kv_type >= 0)
     return o->kv_type;
-  if (o->compute == MR_COMPUTE_EXACT)
-    return MR_KV_F32;
-  return mr_device_is_gpu(o->device) ? MR_KV_BF16 : k->kv_type(c->head_dim);
+  if (o->compute != MR_COMPUTE_EXACT && mr_device_is_gpu(o->device))
+    return MR_KV_BF16;
+  return mr_model_kv_type(m, k, scheme_of(o, k, m));
 }
 
 static uint64_t packed_bytes(const mr_gemm_ops *g, const mr_matrix *w) {
@@ -94,10 +95,21 @@ int mr_engine_window_blocks(const mr_engine_info *info) {
   return info->kv_window ? (int)((tokens + MR_KV_BLOCK - 1) / MR_KV_BLOCK) + 1 : INT_MAX;
 }
 
+void mr_engine_set_step(const mr_engine_opts *o, mr_engine_info *info) {
+  int measured = o->tuning ? o->tuning->step_tokens : 0;
+  info->max_step_tokens = o->max_step_tokens > 0 ? o->max_step_tokens
+                          : measured > 0         ? measured
+                                                 : DEFAULT_STEP_TOKENS;
+  info->step_measured = !o->max_step_tokens && measured > 0;
+  if (!o->max_step_tokens && info->max_step_tokens < 2 * info->max_batch)
+    info->max_step_tokens = 2 * info->max_batch; /* room for prefill beside a full batch */
+}
+
 static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model *m,
                     mr_engine_device *device, mr_engine_info *info, int *pages, mr_err *err) {
   const mr_config *c = &m->c;
-  int type = kv_type_of(o, k, c);
+  mr_scheme scheme = scheme_of(o, k, m);
+  int type = kv_type_of(o, k, m);
   if (type >= MR_KV_TYPES || !mr_kv_part_bytes((mr_kv_type)type, c->head_dim))
     return mr_err_set(err, MR_E_UNAVAILABLE,
                       "keys and values of type %s are not supported by this build; use f16 or f32",
@@ -106,7 +118,8 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
   *info = (mr_engine_info){
       .arch = c->arch.name,
       .isa = k->name,
-      .scheme = scheme_names[scheme_of(o)],
+      .scheme = scheme_names[scheme],
+      .products = scheme,
       .kv_type = mr_kv_type_name((mr_kv_type)type),
       .device = "cpu",
       .kv_policy = policy_names[o->kv_policy],
@@ -118,8 +131,7 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
       .threads = o->threads > 0 ? o->threads : mr_pool_cpus(),
       .n_params = m->n_params,
       .weight_bytes = mr_weights_bytes(m->weights),
-      .packed_bytes =
-          model_packed_bytes(&k->gemm[scheme_of(o)], m) + (m->lora ? m->lora->bytes : 0),
+      .packed_bytes = model_packed_bytes(&k->gemm[scheme], m) + (m->lora ? m->lora->bytes : 0),
       .kv_bytes_per_token = mr_kv_token_bytes(c, (mr_kv_type)type),
       .kv_page_bytes = mr_kv_page_bytes(c, (mr_kv_type)type),
       .kv_groups = groups.n,
@@ -138,18 +150,16 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
   if (info->max_batch > *pages / least)
     info->max_batch = *pages / least;
   info->max_batch = info->max_batch > 0 ? info->max_batch : 1;
-  info->max_step_tokens = o->max_step_tokens > 0 ? o->max_step_tokens : DEFAULT_STEP_TOKENS;
-  if (!o->max_step_tokens && info->max_step_tokens < 2 * info->max_batch)
-    info->max_step_tokens = 2 * info->max_batch; /* room for prefill beside a full batch */
+  mr_engine_set_step(o, info);
   return device->dev ? mr_engine_device_plan(device, o, m, info, pages, err) : MR_OK;
 }
 
 /* Checks the adapters against the model; packs them, or counts their bytes. */
 static mr_code open_adapters(mr_lora **out, const mr_engine_opts *o, mr_model *m,
-                             const mr_kernels *k, bool pack, mr_err *err) {
+                             const mr_kernels *k, mr_lora_form form, mr_err *err) {
   if (o->n_adapters < 1)
     return MR_OK;
-  mr_code rc = mr_lora_new(out, m, o->n_adapters, k, scheme_of(o), pack, err);
+  mr_code rc = mr_lora_new(out, m, o->n_adapters, k, scheme_of(o, k, m), form, err);
   for (int i = 0; i < o->n_adapters && !rc; i++)
     rc = mr_lora_add(*out, i, o->adapters[i].name, o->adapters[i].dir, err);
   return rc;
@@ -167,7 +177,7 @@ mr_code mr_engine_estimate(const mr_engine_opts *opts, mr_engine_info *info, mr_
   if (!rc)
     rc = mr_model_open(&m, opts->model_path, err);
   if (!rc)
-    rc = open_adapters(&lora, opts, m, k, false, err);
+    rc = open_adapters(&lora, opts, m, k, MR_LORA_COUNT, err);
   if (!rc)
     rc = plan(opts, k, m, &device, info, &pages, err);
   mr_lora_close(lora);
@@ -230,23 +240,29 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   if (!rc)
     rc = mr_model_open(&e->model, o->model_path, err);
   if (!rc)
-    rc = open_adapters(&e->lora, o, e->model, e->k, true, err);
+    rc = open_adapters(&e->lora, o, e->model, e->k, e->device.dev ? MR_LORA_ROWS : MR_LORA_PANELS,
+                       err);
   if (!rc)
     rc = plan(o, e->k, e->model, &e->device, &e->info, &pages, err);
   if (!rc)
     rc = make_pool(e, o, err);
   if (!rc && !e->device.dev)
-    rc = mr_model_pack(e->model, e->k, scheme_of(o), e->pool, err);
+    rc = mr_model_pack(e->model, e->k, e->info.products, e->pool, err);
   if (!rc)
-    rc = mr_kv_open_on(&e->kv, &e->model->c, (mr_kv_type)kv_type_of(o, e->k, &e->model->c), pages,
+    rc = mr_kv_open_on(&e->kv, &e->model->c, (mr_kv_type)kv_type_of(o, e->k, e->model), pages,
                        mr_engine_device_pages(&e->device), err);
   if (!rc)
     rc = mr_kvtier_open(&e->tier, e->kv, o->kv_policy, o->kv_disk, o->spill_dir, err);
   /* With LongRoPE keys differ by the prompt's length, and cannot be shared. */
   if (!rc && !o->no_prefix_sharing && e->model->c.rope_scaling != MR_SCALING_LONGROPE)
     rc = mr_prefix_open(&e->prefix, e->kv, err);
+  if (!rc && !e->device.dev && o->tuning && !o->tuning->step_tokens) {
+    rc = mr_tune(o->tuning, e->model, e->k, e->pool, e->kv, err);
+    mr_engine_set_step(o, &e->info);
+  }
   if (rc)
     return rc;
+  e->model->tuning = o->tuning;
   e->policy = o->kv_policy;
   e->saved = o->saved;
   e->groups = mr_kv_groups_in(e->kv);
@@ -262,6 +278,7 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
                                  e->device.streamed, e->info.max_step_tokens, e->max_logits, err)
            : mr_forward_open(&e->forward, e->model, e->k, e->pool, e->kv, e->info.max_step_tokens,
                              e->max_logits, err);
+  mr_lora_drop_rows(e->lora); /* a device has its own */
   if (!rc)
     rc = find_ends(e, err);
   return rc ? rc : make_room(e, err);

@@ -22,6 +22,7 @@
 #include "src/prefixstore.h"
 #include "src/prompt.h"
 #include "src/sampler.h"
+#include "src/tune.h"
 
 typedef struct mr_engine mr_engine;
 
@@ -39,10 +40,12 @@ typedef struct mr_engine_opts {
   mr_compute compute;
   int threads; /* 0: as many as the process may use */
   bool pin;
-  int max_batch;         /* sequences in flight; 0: chosen */
-  int max_step_tokens;   /* T; 0: chosen */
-  uint64_t kv_memory;    /* bytes; 0: chosen (a share of free memory) */
-  uint64_t kv_disk;      /* bytes of keys and values that may be put away on disk; 0: none */
+  int max_batch;       /* sequences in flight; 0: chosen */
+  int max_step_tokens; /* T; 0: chosen */
+  mr_tuning *tuning;   /* tune.h; measured by open if it was not yet; NULL: nothing is. Borrowed as
+                          long as the engine lives */
+  uint64_t kv_memory;  /* bytes; 0: chosen (a share of free memory) */
+  uint64_t kv_disk;    /* bytes of keys and values that may be put away on disk; 0: none */
   const char *spill_dir; /* where; NULL: /var/tmp */
   mr_kv_policy kv_policy;
   int kv_type;                /* mr_kv_type, or -1: f32 in exact mode, else the table's */
@@ -58,7 +61,9 @@ typedef struct mr_engine_opts {
 
 typedef struct mr_engine_info {
   const char *arch, *isa, *scheme, *kv_type, *device, *kv_policy;
+  mr_scheme products; /* that scheme names, of the CPU's matrix products */
   int context, n_vocab, max_batch, max_step_tokens, threads;
+  bool step_measured;                                /* max_step_tokens is the tuning's */
   uint64_t n_params, weight_bytes, packed_bytes;     /* packed: with the adapters */
   uint64_t kv_bytes_per_token, kv_memory, kv_tokens; /* budget in bytes and in tokens */
   uint64_t kv_disk;                                  /* as asked for */
@@ -145,6 +150,8 @@ typedef struct mr_engine_stats { /* sums since open */
   uint64_t saved_rows, saved_bytes;      /* by mr_engine_save */
 } mr_engine_stats;
 
+/* info's step size by opts.max_step_tokens, else opts.tuning; on the CPU. */
+void mr_engine_set_step(const mr_engine_opts *opts, mr_engine_info *info);
 mr_code mr_engine_open(mr_engine **out, const mr_engine_opts *opts, const mr_prompter *p,
                        mr_err *err);
 void mr_engine_close(mr_engine *e);

@@ -106,9 +106,6 @@ mr_code mr_engine_device_open(mr_engine_device *d, const mr_engine_opts *o, mr_e
   if (exact && o->device_weights)
     return mr_err_set(err, MR_E_USAGE,
                       "--compute exact holds all weights in 16 bits: leave out --device-weights");
-  if (o->n_adapters > 0)
-    return mr_err_set(err, MR_E_UNAVAILABLE,
-                      "--lora is not supported on device %s yet; use --device cpu", o->device);
   mr_code rc = mr_device_open(&d->dev, o->device, o->device_memory, err);
   mr_stream **streams[] = {&d->stream, &d->out, &d->in};
   for (int i = 0; i < 3 && !rc; i++)

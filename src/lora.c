@@ -24,7 +24,7 @@ static void free_blocks(mr_lora_blocks *list) {
 }
 
 mr_code mr_lora_new(mr_lora **out, mr_model *m, int n, const mr_kernels *k, mr_scheme scheme,
-                    bool pack, mr_err *err) {
+                    mr_lora_form form, mr_err *err) {
   mr_lora *l = *out = n <= MR_LORA_MAX ? mr_mem_alloc(1, sizeof *l) : NULL;
   if (n > MR_LORA_MAX)
     return mr_err_set(err, MR_E_USAGE, "%d adapters are too many; a job may have %d", n,
@@ -34,7 +34,7 @@ mr_code mr_lora_new(mr_lora **out, mr_model *m, int n, const mr_kernels *k, mr_s
     l->n = n;
     l->k = k;
     l->scheme = scheme;
-    l->pack = pack;
+    l->form = form;
     l->embed = mr_lora_block(&l->kept, (size_t)n, sizeof *l->embed);
     l->keys = mr_lora_block(&l->kept, (size_t)n, sizeof *l->keys);
     m->lora = l;
@@ -45,45 +45,55 @@ mr_code mr_lora_new(mr_lora **out, mr_model *m, int n, const mr_kernels *k, mr_s
 
 /* ------------------------------------------------------------------ every matrix */
 
-/* exact: these are packed in float32 whatever the base is */
-typedef bool (*visit)(mr_lora *l, mr_matrix *const *w, int n, int adapter, bool exact);
-
-/* Matrices in groups of those that read the same input, until fn says false. */
-static bool each_group(mr_lora *l, visit fn, int adapter) {
-  mr_model *m = l->m;
-  mr_matrix *head = &m->head;
-  bool ok = fn(l, &head, 1, adapter, false);
-  for (int i = 0; m->layers && i < m->c.n_layers && ok; i++) {
-    mr_layer *y = &m->layers[i];
-    bool low = m->c.q_lora > 0;
-    mr_matrix *in[3] = {low ? &y->q_a : &y->q, &y->k, &y->v}, *mlp[2] = {&y->up, &y->gate};
-    mr_matrix *q = &y->q, *o = &y->o, *down = &y->down, *router = &y->router;
-    ok = fn(l, in, 3, adapter, false) && (!low || fn(l, &q, 1, adapter, false)) &&
-         fn(l, &o, 1, adapter, false) && fn(l, mlp, 2, adapter, false) &&
-         fn(l, &down, 1, adapter, false) && fn(l, &router, 1, adapter, true);
-    for (int e = 0; y->experts && e < mr_layer_experts(m) && ok; e++) {
-      mr_matrix *up[2] = {&y->experts[e].up, &y->experts[e].gate}, *last = &y->experts[e].down;
-      ok = fn(l, up, 2, adapter, false) && fn(l, &last, 1, adapter, false);
-    }
+static bool layer_groups(mr_model *m, int i, mr_lora_visit fn, void *ctx) {
+  mr_layer *y = &m->layers[i];
+  bool low = m->c.q_lora > 0;
+  const mr_lora_group all[] = {{{low ? &y->q_a : &y->q, &y->k, &y->v}, 3, i, -1, false},
+                               {{&y->q}, low, i, -1, false},
+                               {{&y->o}, 1, i, -1, false},
+                               {{&y->up, &y->gate}, 2, i, -1, false},
+                               {{&y->down}, 1, i, -1, false},
+                               {{&y->router}, 1, i, -1, true}};
+  bool ok = true;
+  for (size_t g = 0; g < sizeof all / sizeof *all && ok; g++)
+    ok = !all[g].n || fn(ctx, &all[g]);
+  for (int e = 0; y->experts && e < mr_layer_experts(m) && ok; e++) {
+    mr_expert *x = &y->experts[e];
+    ok = fn(ctx, &(mr_lora_group){{&x->up, &x->gate}, 2, i, e, false}) &&
+         fn(ctx, &(mr_lora_group){{&x->down}, 1, i, e, false});
   }
   return ok;
 }
 
-static bool forget(mr_lora *l, mr_matrix *const *w, int n, int adapter, bool exact) {
-  (void)l, (void)adapter, (void)exact;
-  for (int i = 0; i < n; i++)
-    w[i]->lora = NULL;
+bool mr_lora_each_group(const mr_lora *l, mr_lora_visit fn, void *ctx) {
+  mr_model *m = l->m;
+  bool ok = fn(ctx, &(mr_lora_group){{&m->head}, 1, -1, -1, false});
+  for (int i = 0; m->layers && i < m->c.n_layers && ok; i++)
+    ok = layer_groups(m, i, fn, ctx);
+  return ok;
+}
+
+static bool forget(void *ctx, const mr_lora_group *group) {
+  (void)ctx;
+  for (int i = 0; i < group->n; i++)
+    group->w[i]->lora = NULL;
   return true;
 }
 
 void mr_lora_close(mr_lora *l) {
   if (!l)
     return;
-  each_group(l, forget, 0);
+  mr_lora_each_group(l, forget, NULL);
   l->m->lora = NULL;
   free_blocks(&l->kept);
+  free_blocks(&l->rows);
   free_blocks(&l->raw);
   mr_mem_free(l);
+}
+
+void mr_lora_drop_rows(mr_lora *l) {
+  if (l)
+    free_blocks(&l->rows);
 }
 
 mr_lora_link *mr_lora_link_of(mr_lora *l, mr_matrix *w, int adapter) {
@@ -94,6 +104,14 @@ mr_lora_link *mr_lora_link_of(mr_lora *l, mr_matrix *w, int adapter) {
 
 /* ------------------------------------------------------------------ packing */
 
+static bool keep_rows(mr_lora *l, uint8_t **out, const float *w, int n, int k) {
+  size_t row = (size_t)k * sizeof *w;
+  *out = mr_lora_block(&l->rows, (size_t)n, row);
+  if (*out)
+    memcpy(*out, w, (size_t)n * row);
+  return *out;
+}
+
 bool mr_lora_panels(mr_lora *l, uint8_t **out, const float *w, int n, int k, mr_scheme scheme) {
   const mr_gemm_ops *g = &l->k->gemm[scheme];
   int count = (n + g->nr - 1) / g->nr;
@@ -101,8 +119,8 @@ bool mr_lora_panels(mr_lora *l, uint8_t **out, const float *w, int n, int k, mr_
   if (!mr_mem_mul((size_t)count, each, &bytes))
     return false;
   l->bytes += bytes;
-  if (!l->pack)
-    return true;
+  if (l->form != MR_LORA_PANELS)
+    return l->form == MR_LORA_COUNT || keep_rows(l, out, w, n, k);
   if (!mr_mem_grow((void **)&l->kept.p, &l->kept.cap, l->kept.n + 1, sizeof *l->kept.p) ||
       !(*out = mr_mem_pages(bytes)))
     return false;
@@ -150,9 +168,17 @@ static bool pack_up(mr_lora *l, mr_lora_link *y, int n, bool exact) {
   return mr_lora_panels(l, &y->up, y->b, n, y->up_rank, y->up_scheme);
 }
 
-static bool pack_group(mr_lora *l, mr_matrix *const *w, int n, int adapter, bool exact) {
+typedef struct packing {
+  mr_lora *l;
+  int adapter;
+} packing;
+
+static bool pack_group(void *ctx, const mr_lora_group *group) {
+  mr_lora *l = ((packing *)ctx)->l;
+  mr_matrix *const *w = group->w;
+  int adapter = ((packing *)ctx)->adapter, n = group->n, found = 0, k = 0;
+  bool exact = group->exact;
   mr_lora_link *x[3];
-  int found = 0, k = 0;
   for (int i = 0; i < n; i++) {
     mr_lora_link *y = w[i]->lora ? (mr_lora_link *)(uintptr_t)&w[i]->lora[adapter] : NULL;
     if (y && y->b && !pack_up(l, y, w[i]->n, exact))
@@ -177,12 +203,12 @@ static bool pack_group(mr_lora *l, mr_matrix *const *w, int n, int adapter, bool
 
 mr_code mr_lora_add(mr_lora *l, int i, const char *name, const char *dir, mr_err *err) {
   mr_code rc = mr_lora_load(l, i, name, dir, err);
-  if (!rc && !each_group(l, pack_group, i))
+  if (!rc && !mr_lora_each_group(l, pack_group, &(packing){l, i}))
     rc = mr_err_at(err, MR_E_NOMEM, dir, 0, -1, "no memory for adapter %.64s", name);
   char hex[MR_HASH_HEX];
-  if (!rc && l->pack)
+  if (!rc && l->form)
     rc = mr_lora_digest(dir, hex, err);
-  if (!rc && l->pack)
+  if (!rc && l->form)
     l->keys[i] = mr_hash_64(hex, sizeof hex);
   const mr_lora_embed *e = &l->embed[i];
   l->bytes += (uint64_t)e->rank * (uint64_t)(l->m->c.n_vocab + l->m->c.d_model) * sizeof(float);

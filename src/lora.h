@@ -2,8 +2,8 @@
  * adapter_model.safetensors.
  *
  *     mr_lora *l;
- *     mr_lora_new(&l, model, n, kernels, scheme, true, &err);   n adapters beside the base, which
- *                                             is packed by the same scheme
+ *     mr_lora_new(&l, model, n, kernels, scheme, MR_LORA_PANELS, &err);   n adapters beside the
+ *                                             base, which is packed by the same scheme
  *     mr_lora_add(l, i, name, dir, &err);     reads, checks and packs adapter i (0..n-1)
  *     mr_lora_close(l);                       before the model
  *
@@ -37,6 +37,12 @@
 #define MR_LORA_HEADS_MAX 16384  /* rank of an adapter of kv_b times heads */
 #define MR_LORA_UP MR_SCHEME_F32 /* of B with less than MR_LORA_LONG columns: */
 #define MR_LORA_LONG 16          /* int8 packs columns by 64, and gains from 16 on */
+
+typedef enum mr_lora_form {                 /* what becomes of factors */
+                            MR_LORA_COUNT,  /* nothing: they are checked and counted */
+                            MR_LORA_PANELS, /* the CPU's panels */
+                            MR_LORA_ROWS /* float32 rows in place of panels, for a device to copy */
+} mr_lora_form;
 
 /* A of the matrices that read the same input, one below the other, so that it is read once. */
 typedef struct mr_lora_down {
@@ -79,8 +85,8 @@ struct mr_lora {
   mr_model *m;         /* borrowed */
   const mr_kernels *k; /* borrowed */
   int n;
-  mr_scheme scheme;          /* of the base */
-  bool pack;                 /* else only checked and counted */
+  mr_scheme scheme; /* of the base */
+  mr_lora_form form;
   int most_ranks;            /* of any down or up */
   int widest;                /* k of any down, or latents of a head */
   int most_heads, head_rank; /* of any adapter of kv_b */
@@ -88,13 +94,27 @@ struct mr_lora {
   mr_lora_embed *embed;      /* [n] */
   uint64_t *keys;            /* [n] digests of the adapters' files */
   uint64_t bytes;            /* of panels and embeddings */
-  mr_lora_blocks kept, raw;  /* raw: while an adapter is loaded */
+  mr_lora_blocks kept, rows; /* rows: MR_LORA_ROWS' */
+  mr_lora_blocks raw;        /* while an adapter is loaded */
 };
 
 mr_code mr_lora_new(mr_lora **out, mr_model *m, int n, const mr_kernels *k, mr_scheme scheme,
-                    bool pack, mr_err *err);
+                    mr_lora_form form, mr_err *err);
 mr_code mr_lora_add(mr_lora *l, int i, const char *name, const char *dir, mr_err *err);
-void mr_lora_close(mr_lora *l); /* NULL is fine */
+void mr_lora_close(mr_lora *l);     /* NULL is fine */
+void mr_lora_drop_rows(mr_lora *l); /* once they are copied; NULL is fine */
+
+typedef struct mr_lora_group { /* matrices that read the same input */
+  mr_matrix *w[3];
+  int n;
+  int layer, expert; /* -1: none */
+  bool exact;        /* factors are float32 whatever the base is */
+} mr_lora_group;
+
+/* Calls fn for all matrices that adapters may change, in the order of layers and then of experts,
+ * until it says false. */
+typedef bool (*mr_lora_visit)(void *ctx, const mr_lora_group *group);
+bool mr_lora_each_group(const mr_lora *l, mr_lora_visit fn, void *ctx);
 
 /* xxh3-128 of both files' bytes and MR_LORA_NUMERICS. MR_E_NOINPUT, MR_E_IO, MR_E_NOMEM. */
 mr_code mr_lora_digest(const char *dir, char hex[33], mr_err *err);

@@ -41,7 +41,7 @@ void mr_lora_config_module(mr_lora_config *c, const char *module, int *rank, flo
 void *mr_lora_block(mr_lora_blocks *list, size_t count, size_t size);
 /* The adapter's link of a matrix, made where there is none. NULL: no memory. */
 mr_lora_link *mr_lora_link_of(mr_lora *l, mr_matrix *w, int adapter);
-/* Panels of w [n, k], or where nothing is packed only their size. False: no memory. */
+/* w [n, k] in the adapters' form; where nothing is packed only its size. False: no memory. */
 bool mr_lora_panels(mr_lora *l, uint8_t **out, const float *w, int n, int k, mr_scheme scheme);
 
 typedef struct mr_lora_pair { /* an adapter's factors of a matrix [n, k], as read */

@@ -64,6 +64,30 @@ static mr_code unpack_one(void *ctx, mr_matrix *w, bool exact) {
   return MR_OK;
 }
 
+static bool stored_as_floats(const mr_matrix *w) {
+  if (w->product)
+    return stored_as_floats(&w->product->w) && stored_as_floats(&w->product->kv_b);
+  return !w->quant && (w->dtype == MR_F32 || w->dtype == MR_F16 || w->dtype == MR_BF16);
+}
+
+mr_scheme mr_model_scheme(const mr_model *m, const mr_kernels *k, bool exact) {
+  if (exact)
+    return MR_SCHEME_F32;
+  for (int i = 0; i < m->c.n_layers; i++)
+    for (int j = 0; j < mr_layer_matrices(m, &m->layers[i]); j++) {
+      const mr_matrix *w = mr_layer_matrix(&m->layers[i], j);
+      if (w->n > 0 && w->dtype >= 0 && !stored_as_floats(w))
+        return MR_SCHEME_I8;
+    }
+  return k->floats;
+}
+
+mr_kv_type mr_model_kv_type(const mr_model *m, const mr_kernels *k, mr_scheme scheme) {
+  return scheme == MR_SCHEME_F32    ? MR_KV_F32
+         : scheme == MR_SCHEME_BF16 ? MR_KV_F16
+                                    : k->kv_type(m->c.head_dim);
+}
+
 static void unpack(mr_model *m) {
   each_matrix(m, unpack_one, NULL);
   m->packed_bytes = 0;

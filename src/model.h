@@ -25,6 +25,7 @@
 typedef struct mr_lora mr_lora;           /* lora.h: the adapters of a job */
 typedef struct mr_lora_link mr_lora_link; /* ... what one adds to one matrix */
 typedef struct mr_quant mr_quant;         /* matrix.h: how a quantized checkpoint holds a matrix */
+typedef struct mr_tuning mr_tuning;       /* tune.h: how products are best cut here */
 typedef struct mr_product mr_product;     /* product.h: a matrix whose rows are computed */
 
 typedef struct mr_matrix { /* y = W x (+ b) */
@@ -85,7 +86,8 @@ typedef struct mr_model {
   int n_unused;      /* tensors that this program does not know and did not read */
   mr_str unused;     /* the name of the first of them; borrowed from gguf */
   uint64_t packed_bytes;
-  const mr_lora *lora; /* or NULL; borrowed */
+  const mr_lora *lora;     /* or NULL; borrowed */
+  const mr_tuning *tuning; /* or NULL; borrowed */
   /* every float vector above points into this */
   float **vectors;
   size_t n_vectors, cap_vectors;
@@ -98,6 +100,12 @@ mr_matrix *mr_layer_matrix(mr_layer *y, int i);
 int mr_layer_experts(const mr_model *m);
 
 mr_code mr_model_open(mr_model **out, const char *path, mr_err *err);
+/* The scheme for mr_model_pack: float32 in exact mode; else k->floats if the file holds all
+ * matrices of the layers as floats of 16 or 32 bits, so that both sides lose no more than in the
+ * reference implementations; else int8. */
+mr_scheme mr_model_scheme(const mr_model *m, const mr_kernels *k, bool exact);
+/* The type of keys and values that is no less accurate than that scheme's products. */
+mr_kv_type mr_model_kv_type(const mr_model *m, const mr_kernels *k, mr_scheme scheme);
 /* pool may be NULL: one thread. Packing again replaces what was packed. */
 mr_code mr_model_pack(mr_model *m, const mr_kernels *k, mr_scheme scheme, mr_pool *pool,
                       mr_err *err);

@@ -30,6 +30,9 @@ MUTANTS = [
     ("weights are multiplied while they are widened", "gemm.cu", "i * MR_GPU_K);\n      MR_BARRIER();", "i * MR_GPU_K);", SYNC, "gpu_kernels"),
     ("a histogram is read before it is whole", "top.cu", "mr_count(&s->bins[key >> shift & 255u]);\n  }\n  MR_BARRIER();", "mr_count(&s->bins[key >> shift & 255u]);\n  }", SYNC, "gpu_kernels"),
     ("equal logits are taken whatever their id", "top.cu", "while (s->equal > s->need && high", "while (0 && high", SYNC, "gpu_kernels"),
+    ("an adapter's sums are read before they are whole", "lora.cu", "[mr_col(i)] = c.r[i];\n  MR_BARRIER();", "[mr_col(i)] = c.r[i];", SYNC, "gpu_kernels"),
+    ("what lies behind an adapter's ranks is read", "lora.cu", "i < count ? from[i] : (mr_gpu_bf16)0;", "from[i];", SYNC, "gpu_kernels"),
+    ("a row gets the adapter of its neighbour", "lora.cu", "a.slots.adapter[a.slots.from[b.first + r]] == b.adapter);", "true);", SYNC, "gpu_kernels"),
     ("a row out of reach is not computed again", "attn.cu", "return !(mr_abs(max - a.phi) < a.reach);", "return false;", SYNC, "gpu_attention"),
 ]
 # of the host: name, file, text, what it becomes, test program

@@ -16,6 +16,8 @@ void mr_k_fill_avx512(mr_kernels *k) {
   simd_fill_gemmf(k);
   int amx = mr_amx_usable();
   mr_k_fill_avx512_i8(k, amx);
+  if (!amx && mr_avx512_bf16_usable())
+    mr_k_fill_avx512_bf16(k);
   if (amx) {
     mr_k_fill_avx512_amx_attn(k);
     k->attention_shared = NULL;

@@ -82,7 +82,7 @@ static void gather(int32_t *to, const int8_t *words, size_t stride, int rows, in
       _mm512_store_si512(to + q * (int)(sizeof(row_group) / 4), r[q]);
 }
 
-static void gather_rows(row_tile *t, const i8_gemm *g) {
+static void gather_rows(row_tile *t, const gemm_call *g) {
   const int8_t *scales = t->x + (size_t)g->groups * GROUP, *starts = scales + g->groups * 4;
   for (int q = 0; q < g->groups; q += 16) {
     gather(t->groups[q].start, starts + q * 4, g->row_bytes, t->rows, g->groups - q);
@@ -136,7 +136,7 @@ INLINE void prefetch(const uint8_t *p, int lines) {
               &r->groups[(q)-1]);                                                                  \
   } while (0)
 
-INLINE void half_tile(const i8_gemm *g, const row_tile *r, int rows, int h) {
+INLINE void half_tile(const gemm_call *g, const row_tile *r, int rows, int h) {
   _Alignas(64) int32_t sums[2][TILE_ROWS * 16];
   const int groups = g->groups, lines = r->lines;
   const size_t row_bytes = g->row_bytes;
@@ -158,10 +158,10 @@ INLINE void half_tile(const i8_gemm *g, const row_tile *r, int rows, int h) {
     if (q < groups)
       STEP(q + 1, 0, 4, 5);
   }
-  UNROLL for (int i = 0; i < rows; i++) if (i >= r->skip) i8_finish(g, r->i0 + i, h, y[i]);
+  UNROLL for (int i = 0; i < rows; i++) if (i >= r->skip) gemm_finish(g, r->i0 + i, h, y[i]);
 }
 
-static void any_half(const i8_gemm *g, const row_tile *r, int h) {
+static void any_half(const gemm_call *g, const row_tile *r, int h) {
 #define CASE(R)                                                                                    \
   case R:                                                                                          \
     half_tile(g, r, R, h);                                                                         \
@@ -190,7 +190,7 @@ static void any_half(const i8_gemm *g, const row_tile *r, int h) {
 }
 
 /* The row tile that begins at row i, or before it where too few rows are left. */
-static void set_tile(row_tile *t, const i8_gemm *g, int i, int rows) {
+static void set_tile(row_tile *t, const gemm_call *g, int i, int rows) {
   t->rows = rows;
   t->i0 = i + rows > g->m ? g->m - rows : i;
   t->skip = i - t->i0;
@@ -198,7 +198,7 @@ static void set_tile(row_tile *t, const i8_gemm *g, int i, int rows) {
   gather_rows(t, g);
 }
 
-static void many_tiles(const i8_gemm *g, int rows, int h0, int h1) {
+static void many_tiles(const gemm_call *g, int rows, int h0, int h1) {
   int block = BLOCK_BYTES / (g->groups * GROUP_BYTES) + 1;
   row_tile t; /* not zeroed: it is large */
   for (; h0 < h1; h0 += block)
@@ -212,7 +212,7 @@ static void many_tiles(const i8_gemm *g, int rows, int h0, int h1) {
     }
 }
 
-static void few_tiles(const i8_gemm *g, int tiles, int rows, int h0, int h1) {
+static void few_tiles(const gemm_call *g, int tiles, int rows, int h0, int h1) {
   row_tile t[FEW_TILES]; /* not zeroed */
   int lines = g->groups * (GROUP_BYTES / 64), part = (lines + tiles - 1) / tiles;
   prefetch(i8_half(g, h0), lines);
@@ -228,7 +228,7 @@ static void few_tiles(const i8_gemm *g, int tiles, int rows, int h0, int h1) {
 
 /* All row tiles have the same number of rows, so that the tiles are set up once: the last may begin
  * before the end of the one before it. */
-void mr_i8_amx_gemm(const i8_gemm *g) {
+void mr_i8_amx_gemm(const gemm_call *g) {
   int tiles = (g->m + TILE_ROWS - 1) / TILE_ROWS, rows = (g->m + tiles - 1) / tiles;
   int h1 = 2 * g->p1 < (g->n + HALF - 1) / HALF ? 2 * g->p1 : (g->n + HALF - 1) / HALF;
   tile_configure(rows, 1u << 5 | 1u << 7);

@@ -207,31 +207,8 @@ INLINE __m512i broadcast4(const int8_t *p) {
   return _mm512_set1_epi32(v);
 }
 
-/* What a tile asks memory for while it works: in each of a group's steps `lines` (0 to 2, a
- * constant) addresses, `stride` bytes apart. */
-typedef struct ahead {
-  const uint8_t *at;
-  size_t stride;
-} ahead;
-
-/* Sums of rows x panel p into y: straight where no bias and no missing column is in the way. */
-INLINE void finish_tile(const i8_gemm *g, int i0, int p, __m512 y[][2], int rows) {
-  if (g->bias != NULL || (p + 1) * NR > g->n) {
-    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < 2; j++)
-        i8_finish(g, i0 + i, 2 * p + j, y[i][j]);
-    return;
-  }
-  float *out = g->y + (size_t)i0 * g->ldy + p * NR;
-  if (g->accumulate) {
-    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < 2; j++) y[i][j] =
-        _mm512_add_ps(y[i][j], _mm512_loadu_ps(out + (size_t)i * g->ldy + j * HALF));
-  }
-  UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < 2; j++)
-      _mm512_storeu_ps(out + (size_t)i * g->ldy + j * HALF, y[i][j]);
-}
-
 /* rows x panel p of y; `rows` and `lines` are constants */
-INLINE void tile(const i8_gemm *g, int i0, int p, ahead next, int rows, int lines) {
+INLINE void tile(const gemm_call *g, int i0, int p, ahead next, int rows, int lines) {
   const size_t row_bytes = g->row_bytes, step = row_bytes / 4;
   const int8_t *x = g->x + (size_t)i0 * row_bytes, *x3 = x + 3 * row_bytes,
                *x6 = x3 + 3 * row_bytes;
@@ -244,7 +221,7 @@ INLINE void tile(const i8_gemm *g, int i0, int p, ahead next, int rows, int line
        q++, w[0] += GROUP_BYTES, w[1] += GROUP_BYTES, x += GROUP, x3 += GROUP, x6 += GROUP) {
     __m512i sum[TILE_ROWS][2];
     if (q < rows)
-      i8_ask(g, i0 + q, p);
+      gemm_ask(g, i0 + q, p);
     UNROLL for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] =
         _mm512_set1_epi32(start[(size_t)i * step + (size_t)q]);
     UNROLL for (int s = 0; s < STEPS; s++) {
@@ -266,11 +243,11 @@ INLINE void tile(const i8_gemm *g, int i0, int p, ahead next, int rows, int line
       }
     }
   }
-  finish_tile(g, i0, p, y, rows);
+  gemm_finish_tile(g, i0, p, y, rows);
 }
 
 /* Of several tiles each has four rows or more. */
-static void any_tile(const i8_gemm *g, int i0, int p, ahead next, int rows, int lines) {
+static void any_tile(const gemm_call *g, int i0, int p, ahead next, int rows, int lines) {
 #define CASE(R, L)                                                                                 \
   case (R)*4 + (L):                                                                                \
     tile(g, i0, p, next, R, L);                                                                    \
@@ -297,7 +274,7 @@ static void any_tile(const i8_gemm *g, int i0, int p, ahead next, int rows, int 
 
 /* The tiles of a panel ask for the next panel meanwhile, each for its part. The last panel asks
  * past p1: for what the worker does next, if the caller so orders its calls. */
-static void vnni_gemm(const i8_gemm *g) {
+static void vnni_gemm(const gemm_call *g) {
   const int tiles = (g->m + TILE_ROWS - 1) / TILE_ROWS, lines = tiles == 1 ? 2 : 1;
   const int each = 2 * GROUP_BYTES / STEPS, asks = g->groups * STEPS * lines;
   const size_t stride = (size_t)((each + tiles * lines - 1) / (tiles * lines));
@@ -313,7 +290,7 @@ static int amx; /* set once, with the table */
 
 static void gemm(float *y, size_t ldy, const void *x, int m, const void *w, int p0, int p1, int n,
                  int k, const float *bias, int accumulate) {
-  const i8_gemm g = {y, ldy, x, row_bytes(k), m, groups_of(k), w, p0, p1, n, bias, accumulate};
+  const gemm_call g = {y, ldy, x, row_bytes(k), m, groups_of(k), w, p0, p1, n, bias, accumulate};
   if (amx && m >= AMX_MIN_ROWS && g.groups <= I8_AMX_GROUPS)
     mr_i8_amx_gemm(&g);
   else

@@ -15,30 +15,12 @@
 #ifndef MR_KERNELS_AVX512_AVX512_I8_H
 #define MR_KERNELS_AVX512_AVX512_I8_H
 
-#include <immintrin.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "kernels/avx512/avx512_gemm.h"
 
 #define GROUP 64
-#define HALF 16
-#define NR (2 * HALF)
 #define GROUP_BYTES (HALF * GROUP + HALF * 4) /* of one group in a half panel */
 #define MAGIC_BITS 0x4b400000
 #define MAGIC 12582912.0f
-#define UNROLL _Pragma("GCC unroll 16")
-#define INLINE static inline __attribute__((always_inline))
-
-typedef struct i8_gemm { /* one call; see mr_gemm_ops.gemm */
-  float *y;
-  size_t ldy;
-  const int8_t *x;
-  size_t row_bytes;
-  int m, groups;
-  const uint8_t *w;
-  int p0, p1, n;
-  const float *bias;
-  int accumulate;
-} i8_gemm;
 
 INLINE const float *i8_scales(const int8_t *row, int groups) {
   return (const float *)(const void *)(row + (size_t)groups * GROUP);
@@ -49,7 +31,7 @@ INLINE const int32_t *i8_starts(const int8_t *row, int groups) {
 }
 
 /* Half panel h (half 0 of panel p is 2p). */
-INLINE const uint8_t *i8_half(const i8_gemm *g, int h) {
+INLINE const uint8_t *i8_half(const gemm_call *g, int h) {
   return g->w + (size_t)h * (size_t)g->groups * GROUP_BYTES;
 }
 
@@ -57,27 +39,8 @@ INLINE const float *i8_weight_scales(const uint8_t *group) {
   return (const float *)(const void *)(group + HALF * GROUP);
 }
 
-/* Fetches what one row of panel p will be written to: a store that misses holds up those behind. */
-INLINE void i8_ask(const i8_gemm *g, int row, int p) {
-  const float *y = g->y + (size_t)row * g->ldy + p * NR;
-  _mm_prefetch((const char *)y, _MM_HINT_ET0);
-  _mm_prefetch((const char *)(y + HALF), _MM_HINT_ET0);
-}
-
-/* One row of half panel h into y. */
-INLINE void i8_finish(const i8_gemm *g, int row, int h, __m512 v) {
-  int col = h * HALF, left = g->n - col;
-  __mmask16 mask = left >= 16 ? 0xffff : left <= 0 ? 0 : (__mmask16)((1u << left) - 1);
-  float *y = g->y + (size_t)row * g->ldy + col;
-  if (g->bias != NULL)
-    v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, g->bias + col));
-  if (g->accumulate)
-    v = _mm512_add_ps(v, _mm512_maskz_loadu_ps(mask, y));
-  _mm512_mask_storeu_ps(y, mask, v);
-}
-
 /* avx512_amx.c: the whole call; groups <= I8_AMX_GROUPS. */
 #define I8_AMX_GROUPS 256
-void mr_i8_amx_gemm(const i8_gemm *g);
+void mr_i8_amx_gemm(const gemm_call *g);
 
 #endif

@@ -3,6 +3,7 @@
 #include "kernels/gpu/rows.cu"
 #include "kernels/gpu/heads.cu"
 #include "kernels/gpu/gemm.cu"
+#include "kernels/gpu/lora.cu"
 #include "kernels/gpu/attn.cu"
 #include "kernels/gpu/top.cu"
 #include "kernels/gpu/peak.cu"

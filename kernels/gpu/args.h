@@ -108,6 +108,66 @@ typedef struct mr_gpu_widen {
   int32_t k;
 } mr_gpu_widen;
 
+/* What an adapter adds in one product (lora.h): out = w in, head by head where there are several.
+ */
+typedef struct mr_gpu_lora_link {
+  const mr_gpu_bf16 *w; /* [n, ld] */
+  size_t plane;
+  const float *bias;         /* [n], or NULL */
+  int32_t n, k, ld;          /* n 0: adds nothing; ld: k padded to MR_GPU_ROWS */
+  int32_t in, out;           /* columns where both begin */
+  int32_t heads;             /* the same w for each */
+  int32_t in_step, out_step; /* columns from one to the next */
+} mr_gpu_lora_link;
+
+typedef struct mr_gpu_lora_tile { /* up to MR_GPU_ROWS rows of one adapter */
+  int32_t link;                   /* which of `links` */
+  int32_t first, m;               /* places in the list of rows */
+} mr_gpu_lora_tile;
+
+/* Slots of experts in place of tiles: rows of one expert lie one after the other, of several
+ * adapters. */
+typedef struct mr_gpu_lora_slots {
+  const int32_t *first; /* [experts + 1] slots of expert e: first[e] .. first[e + 1] - 1; or NULL */
+  const int32_t *from;  /* [slots] token */
+  const int32_t *adapter; /* [tokens] from 1; 0: none */
+  int32_t adapters;       /* links: [experts, adapters] */
+  size_t a_first;         /* expert e's rows of a begin at a_first * first[e] */
+} mr_gpu_lora_slots;
+
+/* lora_down: mid[place] = w a[row[place]], rounded as packed rows are. Blocks: (ceil(n /
+ * MR_GPU_ROWS), tiles, heads). lora_up: y[row[place]] += w mid[place] + bias. Blocks: (ceil(n /
+ * 64), tiles, heads); n and heads are the
+ * largest of all links. With slots the blocks are (.., tiles of the expert that has most, experts),
+ * a place is a slot, and a_ld is k padded to MR_GPU_K. */
+typedef struct mr_gpu_lora {
+  const mr_gpu_bf16 *a; /* [rows, a_ld] */
+  size_t a_plane, a_ld;
+  mr_gpu_bf16 *mid; /* [places, mid_ld] */
+  size_t mid_plane, mid_ld;
+  float *y; /* [rows, ld] */
+  size_t ld;
+  const int32_t *row; /* [places], or NULL: its own number */
+  const mr_gpu_lora_tile *tiles;
+  const mr_gpu_lora_link *links;
+  mr_gpu_lora_slots slots;
+} mr_gpu_lora;
+
+typedef struct mr_gpu_lora_rows { /* an adapter of the embedding */
+  const float *a, *b;             /* [n_vocab, rank], [rank, cols] */
+  int32_t rank;                   /* 0: none */
+} mr_gpu_lora_rows;
+
+/* x[row] += scale * (b a[token[row]]) of its adapter. A block a row. */
+typedef struct mr_gpu_lora_embed {
+  float *x;
+  size_t ld;
+  const int32_t *token, *adapter; /* [rows]; from 1, 0: none */
+  const mr_gpu_lora_rows *all;
+  float scale;
+  int32_t cols;
+} mr_gpu_lora_embed;
+
 /* x[row] = norm(x[row]), over cols; or with t: x[row] += norm(t[row]) * scale. A block a row. */
 typedef struct mr_gpu_rows {
   float *x;
@@ -266,6 +326,11 @@ typedef struct mr_gpu_peak {
   X(gemm64_int4, mr_gpu_gemm)                                                                      \
   X(widen_int8, mr_gpu_widen)                                                                      \
   X(widen_int4, mr_gpu_widen)                                                                      \
+  X(lora_down_bf16, mr_gpu_lora)                                                                   \
+  X(lora_down_pair, mr_gpu_lora)                                                                   \
+  X(lora_up_bf16, mr_gpu_lora)                                                                     \
+  X(lora_up_pair, mr_gpu_lora)                                                                     \
+  X(lora_embed, mr_gpu_lora_embed)                                                                 \
   X(norm, mr_gpu_rows)                                                                             \
   X(add, mr_gpu_rows)                                                                              \
   X(finish, mr_gpu_finish)                                                                         \
@@ -302,6 +367,15 @@ typedef enum mr_gpu_kernel {
   ((size_t)MR_GPU_GEMM_STAGES *                                                                    \
    (((size_t)(rows) + MR_GPU_GEMM_COLS) * MR_GPU_GEMM_LD * 2 * ((hold) == MR_GPU_PAIR ? 2 : 1) +   \
     ((hold) >= MR_GPU_INT8 ? (size_t)MR_GPU_GEMM_COLS * (MR_GPU_RAW(hold) + 16) : 0)))
+
+/* columns of a tile; adapters are bfloat16 or pairs of it. Behind it, of lora_down: the warps' sums
+ */
+#define MR_GPU_LORA_DOWN_COLS 16
+#define MR_GPU_LORA_UP_COLS 64
+#define MR_GPU_LORA_SHARED(cols, pair)                                                             \
+  ((size_t)MR_GPU_GEMM_STAGES * ((pair) ? 2 : 1) * (MR_GPU_ROWS + (size_t)(cols)) *                \
+       MR_GPU_GEMM_LD * 2 +                                                                        \
+   ((cols) == MR_GPU_LORA_DOWN_COLS ? MR_GPU_WARPS * MR_GPU_ROWS * MR_GPU_ROWS * 4 : 0))
 
 #define MR_GPU_TOP_SHARED(cols)                                                                    \
   (256 * 4 + MR_GPU_TOP_WARPS * 4 + 7 * 4 + MR_GPU_BEST * 8 +                                      \

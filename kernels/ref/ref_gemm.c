@@ -202,6 +202,7 @@ static void i8_gemm(float *y, size_t ldy, const void *x, int m, const void *w, i
 }
 
 void mr_k_fill_ref_gemm(mr_kernels *k) {
+  k->floats = MR_SCHEME_I8;
   k->gemm[MR_SCHEME_F32] = (mr_gemm_ops){
       NR, 128, f32_panel_bytes, f32_row_bytes, f32_pack_panel, f32_pack_row, f32_gemm};
   k->gemm[MR_SCHEME_BF16] = (mr_gemm_ops){

@@ -74,7 +74,7 @@ static void try_on(mr_model *m) {
   mr_err e = MR_ERR_INIT;
   int64_t live = mr_mem_live();
   mr_lora *l;
-  mr_code rc = mr_lora_new(&l, m, 1, mr_kernels_ref(), MR_SCHEME_F32, true, &e);
+  mr_code rc = mr_lora_new(&l, m, 1, mr_kernels_ref(), MR_SCHEME_F32, MR_LORA_PANELS, &e);
   if (!rc)
     rc = mr_lora_add(l, 0, "fuzzed", fuzz_dir(), &e);
   fuzz_check_error(rc, &e);

@@ -129,6 +129,8 @@ static void make_embedding(const char *module, int vocab, int d, float *delta) {
 #define MAX_TOKENS 256
 
 typedef struct engine {
+  mr_device *dev; /* NULL: the CPU */
+  mr_kv_memory pages;
   mr_model *m;
   const mr_kernels *k;
   mr_pool *pool;
@@ -142,6 +144,7 @@ typedef struct seat {
 } seat;
 
 static mr_scheme scheme = MR_SCHEME_F32;
+static const mr_sim_opts *on_sim; /* not NULL: engines are opened on this emulated GPU */
 
 static mr_code open_with(engine *e, mr_lora **l, const char *path, const char *const *dirs, int n,
                          mr_err *err) {
@@ -149,14 +152,36 @@ static mr_code open_with(engine *e, mr_lora **l, const char *path, const char *c
   *e = (engine){.k = mr_kernels_best(), .pool = mr_pool_new(2, 0)};
   mr_code rc = mr_model_open(&e->m, path, err);
   if (!rc && n)
-    rc = mr_lora_new(l, e->m, n, e->k, scheme, true, err);
+    rc = mr_lora_new(l, e->m, n, e->k, scheme, on_sim ? MR_LORA_ROWS : MR_LORA_PANELS, err);
   for (int i = 0; i < n && !rc; i++)
     rc = mr_lora_add(*l, i, "test", dirs[i], err);
   return rc;
 }
 
+static void *take_pages(void *ctx, size_t bytes) {
+  return mr_device_take(ctx, bytes);
+}
+
+static mr_code open_on_sim(engine *e, mr_err *err) {
+  mr_gpu_scheme held = scheme == MR_SCHEME_F32 ? MR_GPU_EXACT : MR_GPU_ALL_BF16;
+  mr_code rc = mr_device_sim(&e->dev, on_sim, err);
+  if (!rc)
+    rc = mr_device_start(e->dev, on_sim->memory, err);
+  if (rc)
+    return rc;
+  e->pages = (mr_kv_memory){.ctx = e->dev, .take = take_pages};
+  rc = mr_kv_open_on(&e->kv, &e->m->c, MR_KV_F32, 100, &e->pages, err);
+  return rc ? rc
+            : mr_forward_open_gpu(&e->f, e->m, e->dev, e->kv, held, 0, MAX_TOKENS, MAX_TOKENS, err);
+}
+
 static void open_rest(engine *e) {
   mr_err err = MR_ERR_INIT;
+  if (on_sim) {
+    if (open_on_sim(e, &err))
+      fail_msg("%s", err.text);
+    return;
+  }
   assert_int_equal(mr_model_pack(e->m, e->k, scheme, e->pool, &err), MR_OK);
   assert_int_equal(
       mr_kv_open(&e->kv, &e->m->c, MR_KV_F32, 100 * mr_kv_groups_of(&e->m->c, MR_KV_F32).n, &err),
@@ -168,6 +193,7 @@ static void open_rest(engine *e) {
 static void close_all(engine *e, mr_lora *l) {
   mr_forward_close(e->f);
   mr_kv_close(e->kv);
+  mr_device_close(e->dev);
   mr_lora_close(l);
   mr_model_close(e->m);
   mr_pool_free(e->pool);
@@ -259,7 +285,7 @@ static double rms(const float *a, const float *b, size_t n) {
 }
 
 /* Each allocation of loading an adapter fails once; nothing leaks. */
-static void starve(const char *path, const char *dir) {
+static inline void starve(const char *path, const char *dir) {
   mr_err err = MR_ERR_INIT;
   mr_model *m;
   assert_int_equal(mr_model_open(&m, path, &err), MR_OK);
@@ -269,7 +295,7 @@ static void starve(const char *path, const char *dir) {
     mr_lora *l;
     mr_err_clear(&err);
     mr_mem_fail_after(n);
-    rc = mr_lora_new(&l, m, 1, mr_kernels_ref(), MR_SCHEME_F32, true, &err);
+    rc = mr_lora_new(&l, m, 1, mr_kernels_ref(), MR_SCHEME_F32, MR_LORA_PANELS, &err);
     if (!rc)
       rc = mr_lora_add(l, 0, "test", dir, &err);
     mr_mem_fail_after(-1);
@@ -466,7 +492,7 @@ static inline void check_mangled(const char *dir, const char *with, int tries) {
 }
 
 /* The tensor of `merged` with this name. */
-static float *tensor_of(const char *name) {
+static inline float *tensor_of(const char *name) {
   for (int i = 0; i < merged.n; i++)
     if (!strcmp(merged.t[i].name, name))
       return merged.t[i].v;

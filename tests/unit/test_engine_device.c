@@ -332,8 +332,7 @@ static void memory_is_planned(void **state) {
 static void refusals(void **state) {
   (void)state;
   mr_engine_info info;
-  static const mr_adapter adapter = {.name = "a", .dir = "/nowhere"};
-  mr_err err[4] = {MR_ERR_INIT, MR_ERR_INIT, MR_ERR_INIT, MR_ERR_INIT};
+  mr_err err[3] = {MR_ERR_INIT, MR_ERR_INIT, MR_ERR_INIT};
   mr_engine_opts o = options("cpu");
   o.device_memory = 1 << 20;
   assert_int_equal(mr_engine_estimate(&o, &info, &err[0]), MR_E_USAGE);
@@ -345,13 +344,8 @@ static void refusals(void **state) {
   o.device_weights = 3;
   mr_err_clear(&err[1]);
   assert_int_equal(mr_engine_estimate(&o, &info, &err[1]), MR_E_USAGE);
-  o = options("sim");
-  o.adapters = &adapter;
-  o.n_adapters = 1;
-  assert_int_equal(mr_engine_estimate(&o, &info, &err[2]), MR_E_UNAVAILABLE);
-  assert_non_null(strstr(err[2].text, "--lora"));
   o = options("sim:warp7");
-  assert_int_equal(mr_engine_estimate(&o, &info, &err[3]), MR_E_UNAVAILABLE);
+  assert_int_equal(mr_engine_estimate(&o, &info, &err[2]), MR_E_UNAVAILABLE);
 }
 
 int main(void) {

@@ -11,6 +11,7 @@
 
 #include "io/mem.h"
 #include "src/forward.h"
+#include "src/tune.h"
 
 #define LAYERS 3
 #define VOCAB 90
@@ -578,14 +579,14 @@ static void check_invariance(const mr_model *m, const mr_kernels *k, mr_scheme s
 
 static void a_row_depends_on_its_sequence_alone(void **state) {
   (void)state;
-  static const mr_scheme schemes[] = {MR_SCHEME_F32, MR_SCHEME_I8};
+  static const mr_scheme schemes[] = {MR_SCHEME_F32, MR_SCHEME_I8, MR_SCHEME_BF16};
   static const mr_kv_type types[] = {MR_KV_F32,  MR_KV_F16, MR_KV_BF16,
                                      MR_KV_INT8, MR_KV_Q4,  MR_KV_FP8};
   mr_config c = windowed_llama();
   mr_model m;
   make_model(&m, &c);
   for (const char *const *name = mr_kernels_names(); *name; name++)
-    for (int s = 0; s < 2; s++) {
+    for (int s = 0; s < 3; s++) {
       const mr_kernels *k = mr_kernels_get(*name);
       pack_model(&m, k, schemes[s]);
       for (int t = 0; t < (s == 0 ? MR_KV_TYPES : 2); t++)
@@ -606,13 +607,51 @@ static void fast_is_near(void **state) {
   plain_forward(&m, tokens, N, exact);
   for (const char *const *name = mr_kernels_names(); *name; name++) {
     const mr_kernels *k = mr_kernels_get(*name);
-    pack_model(&m, k, MR_SCHEME_I8);
-    rig r = rig_open(&m, k, MR_KV_F16, 2);
-    run_chunks(&r, 50, got);
-    if (distance() > 0.15 || distance() < 1e-6)
-      fail_msg("int8 with %s kernels: off by %g of the spread", *name, distance());
-    rig_close(&r);
+    for (int s = MR_SCHEME_BF16; s <= MR_SCHEME_I8; s++) {
+      pack_model(&m, k, (mr_scheme)s);
+      rig r = rig_open(&m, k, MR_KV_F16, 2);
+      run_chunks(&r, 50, got);
+      if (distance() > (s == MR_SCHEME_I8 ? 0.15 : 0.05) || distance() < 1e-6)
+        fail_msg("scheme %d with %s kernels: off by %g of the spread", s, *name, distance());
+      rig_close(&r);
+    }
   }
+  free_model(&m);
+}
+
+/* Whatever is measured of this machine: the same bits. */
+static void cut_in_either_way(void **state) {
+  (void)state;
+  mr_err err = MR_ERR_INIT;
+  mr_config c = llama();
+  mr_model m;
+  make_model(&m, &c);
+  const mr_kernels *k = mr_kernels_best();
+  pack_model(&m, k, MR_SCHEME_I8);
+  rig r = rig_open(&m, k, MR_KV_F16, 2);
+  run_chunks(&r, N, want);
+  mr_tuning t;
+  assert_int_equal(mr_tune(&t, &m, k, r.pool, r.kv, &err), MR_OK);
+  assert_true(t.took_s > 0);
+  assert_true(t.step_tokens == 0 || t.step_tokens == 256 || t.step_tokens == 512);
+  if (t.step_tokens == 0) /* other work had the processors */
+    t.n_shapes = 1, t.shapes[0] = (mr_tuned){m.layers[0].o.k, m.layers[0].o.n, 1};
+  assert_in_range(t.n_shapes, 1, 4);
+  assert_null(m.tuning);
+  for (int own = 0; own < 2; own++) {
+    for (int i = 0; i < t.n_shapes; i++) {
+      assert_true(t.shapes[i].own_rows >= 1);
+      t.shapes[i].own_rows = own ? 1 : MR_TUNE_NEVER;
+    }
+    const mr_matrix *o = &m.layers[0].o;
+    assert_int_equal(mr_tuned_own_rows(&t, o->k, o->n, 7), t.shapes[0].own_rows);
+    assert_int_equal(mr_tuned_own_rows(&t, o->k, o->n + 1, 7), 7);
+    m.tuning = &t;
+    memset(got, 0, sizeof got);
+    run_chunks(&r, N, got);
+    must_equal("cut in another way", k, MR_SCHEME_I8, MR_KV_F16);
+  }
+  rig_close(&r);
   free_model(&m);
 }
 
@@ -796,6 +835,7 @@ int main(void) {
       cmocka_unit_test(other_blocks),
       cmocka_unit_test(a_row_depends_on_its_sequence_alone),
       cmocka_unit_test(fast_is_near),
+      cmocka_unit_test(cut_in_either_way),
       cmocka_unit_test(branches),
       cmocka_unit_test(shared_pages_are_read_once),
       cmocka_unit_test(bad_steps_are_refused),

@@ -568,6 +568,169 @@ static void the_best_are_right(void **state) {
   on_every_machine(best);
 }
 
+/* ------------------------------------------------------------------ adapters */
+
+enum { LORA_ROWS = 24, LORA_K = 84, LORA_MID = 72, LORA_N = 70, LORA_LINKS = 3 };
+
+typedef struct lora_test {
+  bool pair;
+  double *a, *down[LORA_LINKS], *up[LORA_LINKS]; /* as they are held */
+  mr_gpu_lora_link link[2][LORA_LINKS];          /* down, up */
+  float *bias, *y0;
+  int32_t row[LORA_ROWS], of[LORA_ROWS]; /* of a place: its row, its link; -1: none */
+  int places;
+  mr_gpu_lora args;
+} lora_test;
+
+/* An odd rank that begins anywhere; two heads; nothing but a bias. */
+static void make_links(rig *r, lora_test *t) {
+  static const mr_gpu_lora_link down[LORA_LINKS] = {
+      {.n = 3, .k = LORA_K, .out = 5, .heads = 1},
+      {.n = 20, .k = 24, .in = 1, .in_step = 30, .out_step = 20, .heads = 2}};
+  static const mr_gpu_lora_link up[LORA_LINKS] = {
+      {.n = LORA_N, .k = 3, .in = 5, .heads = 1},
+      {.n = 30, .k = 20, .in_step = 20, .out = 2, .out_step = 35, .heads = 2},
+      {.n = LORA_N, .heads = 1}};
+  memcpy(t->link[0], down, sizeof down);
+  memcpy(t->link[1], up, sizeof up);
+  for (int way = 0; way < 2; way++)
+    for (int i = 0; i < LORA_LINKS; i++) {
+      mr_gpu_lora_link *l = &t->link[way][i];
+      double **w = way ? &t->up[i] : &t->down[i];
+      *w = mr_mem_alloc((size_t)(l->n * l->k), sizeof **w);
+      l->ld = l->k ? padded(l->k) : 0;
+      l->w = hold_matrix(r, *w, l->n, l->k, t->pair, &l->plane);
+      l->bias = way && i != 1 ? t->args.y + LORA_ROWS * LORA_N : NULL;
+    }
+}
+
+static void lora_new(rig *r, lora_test *t, bool pair) {
+  *t = (lora_test){.pair = pair, .y0 = random_floats((LORA_ROWS + 1) * LORA_N, 1)};
+  t->bias = t->y0 + LORA_ROWS * LORA_N;
+  t->a = mr_mem_alloc(LORA_ROWS * LORA_K, sizeof *t->a);
+  t->args = (mr_gpu_lora){.a_ld = (size_t)padded(LORA_K),
+                          .mid = rig_new(r, 2 * LORA_ROWS * LORA_MID * 2),
+                          .mid_plane = LORA_ROWS * LORA_MID,
+                          .mid_ld = LORA_MID,
+                          .y = rig_put(r, t->y0, (LORA_ROWS + 1) * LORA_N * sizeof(float)),
+                          .ld = LORA_N};
+  t->args.a = hold_matrix(r, t->a, LORA_ROWS, LORA_K, pair, &t->args.a_plane);
+  make_links(r, t);
+}
+
+static void lora_free(rig *r, lora_test *t) {
+  for (int i = 0; i < LORA_LINKS; i++) {
+    mr_mem_free(t->down[i]);
+    mr_mem_free(t->up[i]);
+  }
+  mr_mem_free(t->a);
+  mr_mem_free(t->y0);
+  rig_free_all(r);
+}
+
+static double held(const mr_gpu_bf16 *at, bool pair) {
+  double x = mr_bf16_to_f32(*at);
+  return pair ? x + (double)mr_bf16_to_f32(at[LORA_ROWS * LORA_MID]) : x;
+}
+
+/* What a place has in the middle is what down makes of its row; y is what up makes of that. */
+static void check_place(const rig *r, const lora_test *t, int p, const mr_gpu_bf16 *mid,
+                        const float *y) {
+  const mr_gpu_lora_link *d = &t->link[0][t->of[p]], *u = &t->link[1][t->of[p]];
+  const mr_gpu_bf16 *m = mid + (size_t)p * LORA_MID;
+  for (int h = 0; h < d->heads; h++)
+    for (int n = 0; n < d->n; n++) {
+      double sum = 0;
+      for (int k = 0; k < d->k; k++)
+        sum +=
+            t->a[t->row[p] * LORA_K + d->in + h * d->in_step + k] * t->down[t->of[p]][n * d->k + k];
+      close_to(r, "a rank", held(m + d->out + h * d->out_step + n, t->pair), sum,
+               (t->pair ? 1e-4 : 5e-3) * (1 + fabs(sum)));
+    }
+  for (int h = 0; h < u->heads; h++)
+    for (int n = 0; n < u->n; n++) {
+      int at = t->row[p] * LORA_N + u->out + h * u->out_step + n;
+      double sum = (double)t->y0[at] + (u->bias ? (double)t->bias[n] : 0);
+      for (int k = 0; k < u->k; k++)
+        sum += held(m + u->in + h * u->in_step + k, t->pair) * t->up[t->of[p]][n * u->k + k];
+      close_to(r, "an adapted value", y[at], sum, 2e-4);
+    }
+}
+
+static void run_lora(rig *r, lora_test *t, uint32_t tiles, uint32_t deep) {
+  static mr_gpu_bf16 mid[2 * LORA_ROWS * LORA_MID];
+  static float y[LORA_ROWS * LORA_N];
+  mr_grid grid = {.blocks = {2, tiles, deep}, .warps = MR_GPU_WARPS};
+  grid.shared = MR_GPU_LORA_SHARED(MR_GPU_LORA_DOWN_COLS, t->pair);
+  rig_run(r, t->pair ? MR_GPU_lora_down_pair : MR_GPU_lora_down_bf16, grid, &t->args);
+  t->args.links += t->args.slots.first ? 2 * LORA_LINKS : LORA_LINKS;
+  grid.shared = MR_GPU_LORA_SHARED(MR_GPU_LORA_UP_COLS, t->pair);
+  rig_run(r, t->pair ? MR_GPU_lora_up_pair : MR_GPU_lora_up_bf16, grid, &t->args);
+  rig_get(r, mid, t->args.mid, sizeof mid);
+  rig_get(r, y, t->args.y, sizeof y);
+  for (int p = 0; p < t->places; p++)
+    if (t->of[p] >= 0)
+      check_place(r, t, p, mid, y);
+    else
+      assert_memory_equal(y + t->row[p] * LORA_N, t->y0 + t->row[p] * LORA_N, LORA_N * sizeof *y);
+}
+
+/* Rows of a step by adapter: 17 of one, which are two tiles, three of another, one of the third. */
+static void check_lora_rows(rig *r, bool pair) {
+  static const mr_gpu_lora_tile tiles[] = {{0, 0, 16}, {0, 16, 1}, {1, 17, 3}, {2, 20, 1}};
+  lora_test t;
+  lora_new(r, &t, pair);
+  t.places = 21;
+  for (int p = 0; p < t.places; p++) {
+    t.row[p] = (5 * p + 2) % LORA_ROWS;
+    t.of[p] = p < 17 ? 0 : p < 20 ? 1 : 2;
+  }
+  t.args.row = rig_put(r, t.row, sizeof t.row);
+  t.args.tiles = rig_put(r, tiles, sizeof tiles);
+  t.args.links = rig_put(r, t.link, sizeof t.link);
+  run_lora(r, &t, 4, 2);
+  lora_free(r, &t);
+}
+
+/* Slots of two experts, the second without any rank; adapters are mixed, and some rows have none.
+ */
+static void check_lora_slots(rig *r, bool pair) {
+  static const int32_t first[3] = {0, 19, 22};
+  int32_t from[LORA_ROWS], adapter[LORA_ROWS];
+  mr_gpu_lora_link links[2][2][LORA_LINKS] = {0};
+  lora_test t;
+  lora_new(r, &t, pair);
+  t.places = 22;
+  for (int p = 0; p < t.places; p++) {
+    from[p] = (7 * p + 3) % LORA_ROWS;
+    t.row[p] = p;
+    t.of[p] = p >= 19 ? -1 : p % 3 == 1 ? 0 : p % 3 == 2 ? 2 : -1;
+    adapter[from[p]] = p >= 19 ? 1 : t.of[p] + 1;
+  }
+  memcpy(links[0][0], t.link[0], sizeof t.link[0]);
+  memcpy(links[1][0], t.link[1], sizeof t.link[1]);
+  t.args.links = rig_put(r, links, sizeof links);
+  t.args.slots = (mr_gpu_lora_slots){.first = rig_put(r, first, sizeof first),
+                                     .from = rig_put(r, from, sizeof from),
+                                     .adapter = rig_put(r, adapter, sizeof adapter),
+                                     .adapters = LORA_LINKS,
+                                     .a_first = t.args.a_ld};
+  run_lora(r, &t, 2, 2);
+  lora_free(r, &t);
+}
+
+static void adapters(rig *r) {
+  for (int pair = 0; pair < 2; pair++) {
+    check_lora_rows(r, pair);
+    check_lora_slots(r, pair);
+  }
+}
+
+static void adapters_are_right(void **state) {
+  (void)state;
+  on_every_machine(adapters);
+}
+
 /* ------------------------------------------------------------------ the emulator itself */
 
 static void barrier_twice(const void *p) {
@@ -631,9 +794,9 @@ static void emulator_finds_faults(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(products_are_right),    cmocka_unit_test(packing_is_right),
-      cmocka_unit_test(rows_are_right),        cmocka_unit_test(the_best_are_right),
-      cmocka_unit_test(emulator_finds_faults),
+      cmocka_unit_test(products_are_right), cmocka_unit_test(packing_is_right),
+      cmocka_unit_test(rows_are_right),     cmocka_unit_test(the_best_are_right),
+      cmocka_unit_test(adapters_are_right), cmocka_unit_test(emulator_finds_faults),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

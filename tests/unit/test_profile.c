@@ -11,6 +11,7 @@
 
 #include "io/mem.h"
 #include "jobs/profile.h"
+#include "jobs/tuned.h"
 #include "tests/unit/temp.h"
 
 static const mr_engine_info info = {.arch = "llama",
@@ -80,6 +81,59 @@ static void damaged(void **state) {
   unlink(p.path);
 }
 
+/* What is measured of products: kept, and nothing that is damaged is taken. */
+static void tuning(void **state) {
+  (void)state;
+  mr_engine_opts o = {.device = "cpu"};
+  mr_engine_info i = info;
+  mr_tuning t, u;
+  mr_tuned_load(&t, &o, &i);
+  assert_ptr_equal(o.tuning, &t);
+  assert_int_equal(t.step_tokens, 0);
+  assert_false(i.step_measured);
+  t = (mr_tuning){.step_tokens = 768, .n_shapes = 2, .shapes = {{576, 960, 64}, {64, 9, 1}}};
+  mr_tuned_save(&t, &info); /* not measured now */
+  mr_tuned_load(&u, &o, &i);
+  assert_int_equal(u.step_tokens, 0);
+  t.took_s = 0.2;
+  mr_tuned_save(&t, &info);
+  mr_tuned_load(&u, &o, &i);
+  t.took_s = 0;
+  assert_memory_equal(&u, &t, sizeof t);
+  assert_true(i.step_measured);
+  assert_int_equal(i.max_step_tokens, 768);
+  o.max_step_tokens = 40;
+  mr_tuned_load(&u, &o, &i);
+  assert_false(i.step_measured);
+  assert_int_equal(i.max_step_tokens, 40);
+
+  char path[4096];
+  assert_true(mr_profile_path(path, sizeof path, "tuning", &info));
+  static const char *const bad[] = {
+      "",
+      "[]",
+      "{}",
+      "{\"step_tokens\": 256}x",
+      "{\"step_tokens\": 0, \"shapes\": []}",
+      "{\"step_tokens\": 99999999, \"shapes\": []}",
+      "{\"step_tokens\": 256, \"shapes\": [{\"k\": 1, \"n\": 2, \"own_rows\": 0}]}",
+      "{\"step_tokens\": 256, \"shapes\": [1,2,3]}",
+      "{\"step_tokens\": 256, \"shapes\": [1,2,3,4,5,6,7,8,9]}"};
+  for (size_t b = 0; b < sizeof bad / sizeof *bad; b++) {
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs(bad[b], f);
+    fclose(f);
+    mr_tuned_load(&u, &o, &i);
+    assert_int_equal(u.step_tokens, 0);
+    assert_int_equal(u.n_shapes, 0);
+  }
+  unlink(path);
+  mr_engine_opts gpu = {.device = "sim"};
+  mr_tuned_load(&u, &gpu, &i);
+  assert_null(gpu.tuning);
+}
+
 static void learning(void **state) {
   (void)state;
   mr_profile p = {.factor = {1, 1, 1, 1, 1}};
@@ -126,6 +180,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(kept),
       cmocka_unit_test(damaged),
+      cmocka_unit_test(tuning),
       cmocka_unit_test(learning),
       cmocka_unit_test(nowhere_to_keep_it),
   };
