@@ -397,9 +397,9 @@ static size_t side_bytes(const mr_model *m, int max_tokens) {
   const mr_config *c = &m->c;
   size_t t = (size_t)max_tokens, group = (size_t)(c->n_heads / c->n_kv_heads);
   size_t groups = (size_t)mr_kv_groups_of(c, MR_KV_F32).n;
-  size_t rows = t * ((3 + groups) * sizeof(int32_t) + sizeof(mr_gpu_ask) +
+  size_t rows = t * ((4 + groups) * sizeof(int32_t) + sizeof(mr_gpu_ask) +
                      2 * (size_t)c->rope_dims * sizeof(float) + 8);
-  size_t tiles = (t * group / MR_GPU_ROWS + 2 * t) * sizeof(mr_gpu_tile);
+  size_t tiles = (2 * (t * group / MR_GPU_ROWS) + 3 * t) * sizeof(mr_gpu_tile);
   size_t blocks = ((size_t)c->context + MR_KV_BLOCK - 1) / MR_KV_BLOCK;
   size_t pages = t * groups * blocks * sizeof(int32_t);
   return rows + tiles + pages + mr_gpu_lora_side_bytes(m, max_tokens) + 17 * 64;
@@ -418,6 +418,7 @@ static void gpu_close(mr_backend *b) {
   mr_gpu *g = gpu(b);
   mr_rope_close_all(g->rope);
   mr_gpu_moe_close(g);
+  mr_gpu_groups_close(g);
   mr_gpu_lora_close(g);
   mr_gpu_stream_close(g);
   if (g->side.host)

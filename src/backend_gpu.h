@@ -1,6 +1,7 @@
 /* backend_gpu.h: the operations of src/backend.h over a device (device.h), and what its files
  * share: backend_gpu.c (buffers, the step, rows, products), backend_gpu_weights.c (weights on the
- * device), backend_gpu_attend.c, backend_gpu_experts.c, backend_gpu_lora.c (adapters).
+ * device), backend_gpu_attend.c, backend_gpu_groups.c (shared pages), backend_gpu_experts.c,
+ * backend_gpu_lora.c (adapters).
  *
  * Numbers: activations are float32 between operations. A matrix is held as mr_gpu_hold says
  * (gpu_few.h), by the scheme and by its type in the file; products take bfloat16 on both sides, or
@@ -61,6 +62,31 @@ typedef struct mr_gpu_side { /* a block of the host's memory and its copy on the
   size_t cap, used;
 } mr_gpu_side;
 
+typedef struct mr_gpu_run { /* of a step's run */
+  int32_t row, table;       /* its first token's row; where its pages begin in the step's table */
+  int32_t shared;           /* splits of keys that its group does; 0: it is in none */
+  int32_t carry;            /* where what they leave of it begins */
+} mr_gpu_run;
+
+typedef struct mr_gpu_group { /* runs of one token that begin with the same pages */
+  int first, n;               /* sorted[first] .. */
+  int splits;                 /* of keys, wholly in these pages */
+  int least;                  /* position of a member */
+  int head;                   /* that member's run: its window has dropped least of the pages */
+} mr_gpu_group;
+
+typedef struct mr_gpu_groups { /* of a step */
+  mr_gpu_run *runs;            /* [n_runs]; owned, as all arrays of the host, for max_tokens */
+  int32_t *sorted;             /* runs of one token, by their pages */
+  mr_gpu_group *all;           /* [n] */
+  int n, splits;               /* splits: most of a group */
+  float *carry;                /* the device's, as what follows */
+  int carry_rows, used_rows;
+  const mr_gpu_tile *tiles;
+  const int32_t *members;
+  int n_tiles, warps;
+} mr_gpu_groups;
+
 struct mr_gpu_moe;
 struct mr_gpu_adapters;
 
@@ -90,7 +116,8 @@ typedef struct mr_gpu {
   mr_gpu_best *best, *best_host;    /* [max_logits]; on the host: pinned */
   struct mr_gpu_moe *moe;           /* or NULL */
   struct mr_gpu_adapters *adapters; /* or NULL */
-  mr_gpu_side side;                 /* what a step needs from the host */
+  mr_gpu_groups groups;
+  mr_gpu_side side; /* what a step needs from the host */
   /* of the step: on the device */
   mr_batch batch;
   const int32_t *token, *pos, *page, *wanted;
@@ -98,10 +125,11 @@ typedef struct mr_gpu {
   const int32_t *table;
   const mr_gpu_ask *asks;      /* NULL: rows of logits go to the host */
   const mr_gpu_tile *tiles[2]; /* of one warp; of MR_GPU_WARPS */
-  int n_tiles[2], max_pages;
+  int n_tiles[2];
   size_t table_pages; /* of a group of layers: `table` and `page` go through all of them in turn */
-  const mr_buf *logits; /* what finish was called with */
-  mr_code rc;           /* the first error of the step */
+  int splits, own_splits; /* most of a run: all, and those that no group does */
+  const mr_buf *logits;   /* what finish was called with */
+  mr_code rc;             /* the first error of the step */
 } mr_gpu;
 
 /* Everything is borrowed. streamed: so many layers come over in each step. MR_E_UNAVAILABLE: the
@@ -153,6 +181,16 @@ mr_code mr_gpu_attend_open(mr_gpu *g, mr_err *err);
 mr_code mr_gpu_tile_runs(mr_gpu *g);
 void mr_gpu_run_attend(mr_backend *b, const mr_attend *op);
 size_t mr_gpu_attend_bytes(const mr_model *m, const mr_device *dev, int max_tokens);
+
+/* find: from the step's batch. tile: their tables into the side. */
+mr_code mr_gpu_groups_open(mr_gpu *g);
+void mr_gpu_groups_close(mr_gpu *g);
+void mr_gpu_find_groups(mr_gpu *g);
+mr_code mr_gpu_tile_groups(mr_gpu *g, bool tall);
+/* Whether any shared split is seen in the layer; how many keys are read less for the groups. */
+bool mr_gpu_groups_seen(const mr_gpu *g, const mr_attend *op);
+double mr_gpu_groups_keys(const mr_gpu *g, const mr_attend *op);
+size_t mr_gpu_groups_bytes(const mr_config *c, const mr_device *dev, int max_tokens);
 
 mr_code mr_gpu_moe_open(mr_gpu *g, mr_err *err);
 void mr_gpu_moe_close(mr_gpu *g);

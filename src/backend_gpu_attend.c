@@ -1,7 +1,8 @@
 /* Attention on the device: heads are made ready and stored (heads.cu), then tiles of query rows are
  * attended (attn.cu). Runs whose rows fill one warp's tile (decode) have tiles of one warp, with
  * splits of keys in blocks of their own where there is room for their sums; others have tiles of
- * MR_GPU_WARPS, each with all its splits. No bits depend on that. */
+ * MR_GPU_WARPS. Where sequences share their first pages, tiles of groups go first
+ * (backend_gpu_groups.c). No bits depend on that. */
 #include "src/backend_gpu.h"
 
 _Static_assert((int)MR_GPU_KV_F16 == (int)MR_KV_F16 && (int)MR_GPU_KV_BF16 == (int)MR_KV_BF16 &&
@@ -41,7 +42,8 @@ static size_t parts_bytes(const mr_config *c, const mr_device *dev) {
 }
 
 size_t mr_gpu_attend_bytes(const mr_model *m, const mr_device *dev, int max_tokens) {
-  return parts_bytes(&m->c, dev) + redo_bytes(&m->c, max_tokens) + 512;
+  return parts_bytes(&m->c, dev) + redo_bytes(&m->c, max_tokens) +
+         mr_gpu_groups_bytes(&m->c, dev, max_tokens) + 768;
 }
 
 static bool is_wide(const mr_gpu *g) {
@@ -65,7 +67,7 @@ mr_code mr_gpu_attend_open(mr_gpu *g, mr_err *err) {
   g->parts_bytes = parts_bytes(c, g->dev);
   if (g->parts_bytes)
     g->parts = mr_device_take(g->dev, g->parts_bytes);
-  return g->redo && (g->parts || !g->parts_bytes) ? MR_OK : MR_E_NOMEM;
+  return g->redo && (g->parts || !g->parts_bytes) ? mr_gpu_groups_open(g) : MR_E_NOMEM;
 }
 
 /* ------------------------------------------------------------------ tiles */
@@ -79,36 +81,38 @@ static int tile_rows(int kind) {
   return kind ? MR_GPU_ROWS * MR_GPU_WARPS : MR_GPU_ROWS;
 }
 
-static mr_code fill_tiles(mr_gpu *g, mr_gpu_tile *tiles, int kind, bool tall) {
-  int row = 0, table = 0, n = 0;
-  for (int i = 0; i < g->batch.n_runs; i++) {
+static void fill_tiles(mr_gpu *g, mr_gpu_tile *tiles, int kind, bool tall) {
+  for (int i = 0, n = 0; i < g->batch.n_runs; i++) {
     const mr_run *run = &g->batch.runs[i];
+    const mr_gpu_run *at = &g->groups.runs[i];
     int rows = run->n * group_of(&g->m->c);
     if (kind_of(g, run, tall) == kind)
       for (int first = 0; first < rows; first += tile_rows(kind), n++)
         tiles[n] =
-            (mr_gpu_tile){.row = row,
+            (mr_gpu_tile){.row = at->row,
                           .pos = run->seq->len,
                           .first = first,
                           .n = rows - first < tile_rows(kind) ? rows - first : tile_rows(kind),
-                          .table = table};
-    row += run->n;
-    table += up(run->seq->len + run->n, MR_KV_BLOCK);
+                          .table = at->table,
+                          .shared = at->shared,
+                          .carry = at->carry};
   }
-  return MR_OK;
 }
 
 mr_code mr_gpu_tile_runs(mr_gpu *g) {
   bool tall = fits(g, MR_GPU_WARPS);
   size_t pages = 0, tiles[2] = {0, 0};
   int groups = mr_kv_groups_in(g->kv).n;
-  g->max_pages = 0;
+  mr_gpu_find_groups(g);
+  g->splits = g->own_splits = 0;
   for (int i = 0; i < g->batch.n_runs; i++) {
     const mr_run *run = &g->batch.runs[i];
-    int n = up(run->seq->len + run->n, MR_KV_BLOCK), kind = kind_of(g, run, tall);
-    pages += (size_t)n;
+    int splits = up(run->seq->len + run->n, MR_GPU_SPLIT), kind = kind_of(g, run, tall);
+    int own = splits - g->groups.runs[i].shared;
+    pages += (size_t)up(run->seq->len + run->n, MR_KV_BLOCK);
     tiles[kind] += (size_t)up(run->n * group_of(&g->m->c), tile_rows(kind));
-    g->max_pages = n > g->max_pages ? n : g->max_pages;
+    g->splits = splits > g->splits ? splits : g->splits;
+    g->own_splits = own > g->own_splits ? own : g->own_splits;
   }
   g->table_pages = pages;
   int32_t *table =
@@ -129,7 +133,7 @@ mr_code mr_gpu_tile_runs(mr_gpu *g) {
     g->n_tiles[kind] = (int)tiles[kind];
     fill_tiles(g, t, kind, tall);
   }
-  return MR_OK;
+  return mr_gpu_tile_groups(g, tall);
 }
 
 /* ------------------------------------------------------------------ heads */
@@ -237,33 +241,51 @@ static bool cut_keys(const mr_gpu *g, const mr_gpu_attn *a, int tiles) {
   return a->splits > 1 && tiles * a->ys < 4 * g->dev->units && bytes <= g->parts_bytes;
 }
 
-/* The unified form first, then the running form for rows that left its range; in exact mode the
- * running form alone. */
-static void attend_tiles(mr_gpu *g, mr_gpu_attn a, int kind) {
-  static const mr_gpu_kernel running[2] = {MR_GPU_attn_bf16, MR_GPU_attn_wide},
-                             unified[2] = {MR_GPU_attn_uni_bf16, MR_GPU_attn_uni_wide};
+/* The sums of all tiles, by blocks for each split or not. */
+static mr_grid sum_tiles(mr_gpu *g, mr_gpu_attn *a, int tiles, int splits) {
+  static const mr_gpu_kernel kernels[2][2] = {{MR_GPU_attn_bf16, MR_GPU_attn_wide},
+                                              {MR_GPU_attn_uni_bf16, MR_GPU_attn_uni_wide}};
   bool wide = is_wide(g), uni = g->scheme != MR_GPU_EXACT;
-  a.warps = kind ? MR_GPU_WARPS : 1;
-  a.tiles = g->tiles[kind];
-  mr_gpu_attn_fit(&a, wide, g->dev->shared_bytes);
-  a.ys = g->m->c.n_kv_heads * a.chunks;
-  a.splits = up(g->max_pages * MR_KV_BLOCK, MR_GPU_SPLIT);
-  a.redo = uni ? g->redo : NULL;
-  bool cut = cut_keys(g, &a, g->n_tiles[kind]);
-  mr_grid grid = {
-      .blocks = {(uint32_t)g->n_tiles[kind], (uint32_t)a.ys, cut ? (uint32_t)a.splits : 1},
-      .warps = (uint32_t)a.warps,
-      .shared = a.at.bytes};
-  a.parts = cut ? g->parts : NULL;
-  mr_gpu_launch(g, uni ? unified[wide] : running[wide], grid, &a);
+  mr_gpu_attn_fit(a, wide, g->dev->shared_bytes);
+  a->ys = g->m->c.n_kv_heads * a->chunks;
+  a->splits = splits;
+  bool cut = cut_keys(g, a, tiles);
+  a->parts = cut ? g->parts : NULL;
+  mr_grid grid = {.blocks = {(uint32_t)tiles, (uint32_t)a->ys, cut ? (uint32_t)splits : 1},
+                  .warps = (uint32_t)a->warps,
+                  .shared = a->at.bytes};
+  mr_gpu_launch(g, kernels[uni][wide], grid, a);
   grid.blocks[2] = 1;
   if (cut)
     mr_gpu_launch(g, uni ? MR_GPU_merge_uni : MR_GPU_merge,
                   (mr_grid){.blocks = {grid.blocks[0], grid.blocks[1], 1}, .warps = MR_GPU_WARPS},
-                  &a);
-  a.parts = NULL;
+                  a);
+  a->parts = NULL;
+  return grid;
+}
+
+/* The splits that groups share; tiles of runs then go on from a->carry. */
+static void attend_groups(mr_gpu *g, mr_gpu_attn *a) {
+  mr_gpu_attn x = *a;
+  x.carry = a->carry = g->groups.carry;
+  x.members = g->groups.members;
+  x.pos = g->pos;
+  x.tiles = g->groups.tiles;
+  x.warps = g->groups.warps;
+  sum_tiles(g, &x, g->groups.n_tiles, g->groups.splits);
+}
+
+/* The unified form first, then the running form, with all splits, for rows that left its range; in
+ * exact mode the running form alone. */
+static void attend_tiles(mr_gpu *g, mr_gpu_attn a, int kind) {
+  bool uni = g->scheme != MR_GPU_EXACT;
+  a.warps = kind ? MR_GPU_WARPS : 1;
+  a.tiles = g->tiles[kind];
+  a.redo = uni ? g->redo : NULL;
+  mr_grid grid = sum_tiles(g, &a, g->n_tiles[kind], a.carry ? g->own_splits : g->splits);
+  a.carry = NULL;
   if (uni)
-    mr_gpu_launch(g, running[wide], grid, &a);
+    mr_gpu_launch(g, is_wide(g) ? MR_GPU_attn_wide : MR_GPU_attn_bf16, grid, &a);
 }
 
 static void count(mr_gpu *g, const mr_attend *op) {
@@ -275,6 +297,7 @@ static void count(mr_gpu *g, const mr_attend *op) {
     g->base.stats.flops += 4.0 * keys * run->n * c->n_heads * c->head_dim;
     g->base.stats.bytes += keys * (double)mr_kv_layer_bytes(g->kv) / MR_KV_BLOCK;
   }
+  g->base.stats.bytes -= mr_gpu_groups_keys(g, op) * (double)mr_kv_layer_bytes(g->kv) / MR_KV_BLOCK;
 }
 
 void mr_gpu_run_attend(mr_backend *b, const mr_attend *op) {
@@ -286,6 +309,8 @@ void mr_gpu_run_attend(mr_backend *b, const mr_attend *op) {
   ready_heads(g, op);
   mr_gpu_attn a;
   describe(g, op, &a);
+  if (mr_gpu_groups_seen(g, op))
+    attend_groups(g, &a);
   for (int kind = 0; kind < 2; kind++)
     if (g->n_tiles[kind])
       attend_tiles(g, a, kind);

@@ -120,8 +120,9 @@ extern void *(*mr_driver_library)(const char *name);
 extern const mr_gpu_blob *(*mr_driver_blobs)(void);
 
 mr_code mr_device_sim(mr_device **out, const mr_sim_opts *opts, mr_err *err);
-double mr_sim_seconds(const mr_device *d); /* of the virtual clock */
-double mr_sim_busy(const mr_device *d);    /* the same, had each copy and kernel waited its turn */
-extern mr_sim_opts mr_sim_defaults;        /* of --device sim; tests set its clock */
+double mr_sim_seconds(const mr_device *d);  /* of the virtual clock */
+double mr_sim_busy(const mr_device *d);     /* the same, had each copy and kernel waited its turn */
+uint64_t mr_sim_loaded(const mr_device *d); /* bytes of kernels' asynchronous copies */
+extern mr_sim_opts mr_sim_defaults;         /* of --device sim; tests set its clock */
 
 #endif

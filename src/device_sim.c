@@ -344,3 +344,7 @@ double mr_sim_seconds(const mr_device *d) {
 double mr_sim_busy(const mr_device *d) {
   return ((const sim *)d)->busy;
 }
+
+uint64_t mr_sim_loaded(const mr_device *d) {
+  return mr_emu_copied(((const sim *)d)->emu);
+}

@@ -33,6 +33,8 @@ MUTANTS = [
     ("an adapter's sums are read before they are whole", "lora.cu", "[mr_col(i)] = c.r[i];\n  MR_BARRIER();", "[mr_col(i)] = c.r[i];", SYNC, "gpu_kernels"),
     ("what lies behind an adapter's ranks is read", "lora.cu", "i < count ? from[i] : (mr_gpu_bf16)0;", "from[i];", SYNC, "gpu_kernels"),
     ("a row gets the adapter of its neighbour", "lora.cu", "a.slots.adapter[a.slots.from[b.first + r]] == b.adapter);", "true);", SYNC, "gpu_kernels"),
+    ("what a group left of a row is not taken", "attn.cu", "float total = before ? before[c] : 0", "float total = 0", SYNC, "gpu_attention"),
+    ("a member's position is taken for its place in the group", "attn.cu", "return a.members ? a.members[token] : token;", "return token;", SYNC, "gpu_attention"),
     ("a row out of reach is not computed again", "attn.cu", "return !(mr_abs(max - a.phi) < a.reach);", "return false;", SYNC, "gpu_attention"),
 ]
 # of the host: name, file, text, what it becomes, test program
@@ -41,6 +43,7 @@ HOST_MUTANTS = [
      "return rc;", "gpu_stream"),
     ("weights come while the ones before are in use", "src/backend_gpu_stream.c", "mr_code rc = o->wait(g->dev, s->copy, s->free[at]);",
      "mr_code rc = MR_OK;", "gpu_stream"),
+    ("a group shares a split that only begins alike", "src/backend_gpu_groups.c", "return n / SPLIT_PAGES;", "return up(n, SPLIT_PAGES);", "gpu_groups"),
     ("a parked page is written again before it was copied", "src/engine_device.c", "mr_code rc = d->dev->ops->sync(d->dev, d->stream);\n  return rc ? rc\n",
      "mr_code rc = MR_OK;\n  return rc ? rc\n", "engine_device"),
     ("a page is used before it came back", "src/kvtier.c", "p->sent = t->memory && p->n;", "p->sent = false;", "engine_device"),

@@ -24,7 +24,7 @@ typedef uint16_t mr_gpu_bf16;
  * a row's state */
 #define MR_GPU_S_LD 36
 #define MR_GPU_P_LD 40
-#define MR_GPU_STAT 6
+#define MR_GPU_STAT 7
 
 /* How weights are held. INT8: int8 times a scale; INT4: 0 .. 15, two a byte, the first in the low
  * half, times a scale, plus a least value. Scales and least values are float16 times their row's
@@ -211,13 +211,16 @@ typedef struct mr_gpu_heads {
   int32_t rotate; /* keys and queries are rotated in blocks of so many (Hadamard); 0: not */
 } mr_gpu_heads;
 
-/* Query rows of one run: its rows are (token, head of the group), token by token. */
+/* Query rows of one run, or of the single tokens of several that begin with the same pages (a
+ * group): (token, head of the key head's group), token by token. */
 typedef struct mr_gpu_tile {
-  int32_t row;   /* of the run's first token in the step */
-  int32_t pos;   /* of that token */
-  int32_t first; /* of the run's query rows */
-  int32_t n;     /* query rows */
-  int32_t table; /* where the run's pages begin in `table` */
+  int32_t row;    /* of the run's first token in the step; of a group: its first one in `members` */
+  int32_t pos;    /* of that token; of a group: the least of its members' */
+  int32_t first;  /* of the run's or the group's query rows */
+  int32_t n;      /* query rows */
+  int32_t table;  /* where the pages begin in `table` */
+  int32_t shared; /* splits of keys, from position 0, that a group does for its members */
+  int32_t carry;  /* where the query rows of this run or group begin in `carry` */
 } mr_gpu_tile;
 
 /* Where things lie in the shared memory of attention, and how long rows are (shape.h). */
@@ -239,8 +242,14 @@ typedef struct mr_gpu_attn {
   size_t page_bytes, layer_offset, part_bytes;
   const mr_gpu_tile *tiles;
   const int32_t *table;
+  /* tiles of groups: their tokens' rows in the step, and [rows] positions; NULL: tiles of runs */
+  const int32_t *members, *pos;
+  /* [query rows of groups, n_kv_heads * chunks, values + 2]: sums, maximum and weight of all shared
+   * splits: what groups leave, and runs with shared splits go on from. NULL: no split is shared */
+  float *carry;
   /* [tiles, n_kv_heads * chunks, splits, warps * 16, values + 2]: sums, maximum and weight of a
-   * split, to be merged; NULL: the block does all splits and merges */
+   * split, to be merged, from the first on that the tile does; NULL: the block does all splits and
+   * merges */
   float *parts;
   /* [tiles, n_kv_heads * chunks, warps * 16]: 1: a row whose scores left the unified form's range.
    * merge_uni writes it; the running form computes only these rows, if it is not NULL */

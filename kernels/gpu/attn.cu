@@ -8,6 +8,11 @@
  * operations in the same order (FlashDecoding, Dao et al. 2023). A page that a row may not see adds
  * zeros.
  *
+ * Single tokens whose sequences begin with the same pages form groups: a group's tiles do the
+ * splits that lie wholly in these pages, for all its rows together, and leave each row's merged
+ * sums in `carry`; the row's own tile goes on from there (cascade attention: Hydragen, Juravsky et
+ * al. 2024; FlashInfer, Ye et al. 2025).
+ *
  * Running form: online softmax (Milakov and Gimelshein 2018). Unified form: all subtract the same
  * phi, so that nothing is rescaled; a row whose maximum is further than `reach` from phi is
  * computed again in the running form (FlashDecoding++, Hong et al. 2023).
@@ -24,20 +29,28 @@
 
 struct attn_stat { /* of a query row: of the split, the factors, of all splits so far */
   float max, sum, factor, part, total_max, total_sum;
+  int pos; /* -1: there is no such row */
 };
 
 template <bool WIDE> struct attn_block { /* what a block works on */
   enum { PLANES = WIDE ? 2 : 1 };
   mr_gpu_tile tile;
   int kv_head, v0, y, rows, warp;
-  int first_key, last_key; /* that any row of the tile sees */
+  int first_key, last_key;     /* that any row of the tile sees, and the tile does */
+  int base, first, last_split; /* splits: the one that parts begin with; those that are done */
   mr_gpu_bf16 *q, *k, *v, *p;
   float *s;
   attn_stat *stat;
 };
 
+/* Of a tile's query row: its token's row in the step, and its position. */
+MR_FN int row_token(const mr_gpu_attn &a, const mr_gpu_tile &t, int r) {
+  int token = t.row + (t.first + r) / a.group;
+  return a.members ? a.members[token] : token;
+}
+
 MR_FN int row_pos(const mr_gpu_attn &a, const mr_gpu_tile &t, int r) {
-  return t.pos + (t.first + r) / a.group;
+  return a.members ? a.pos[row_token(a, t, r)] : t.pos + (t.first + r) / a.group;
 }
 
 MR_FN int row_head(const mr_gpu_attn &a, const mr_gpu_tile &t, int kv_head, int r) {
@@ -49,6 +62,11 @@ MR_FN int first_seen(const mr_gpu_attn &a, int pos) {
   return a.chunk > 0 ? mr_imax(first, pos / a.chunk * a.chunk) : first;
 }
 
+/* Whether tiles of runs go on from what groups left. */
+MR_FN bool goes_on(const mr_gpu_attn &a) {
+  return a.carry && !a.members;
+}
+
 template <bool WIDE> MR_FN attn_block<WIDE> open_block(const mr_gpu_attn &a) {
   attn_block<WIDE> b;
   unsigned char *shared = (unsigned char *)mr_shared();
@@ -58,8 +76,11 @@ template <bool WIDE> MR_FN attn_block<WIDE> open_block(const mr_gpu_attn &a) {
   b.v0 = b.y % a.chunks * MR_GPU_VALUES;
   b.rows = 16 * a.warps;
   b.warp = MR_THREAD / MR_WARP;
-  b.first_key = first_seen(a, row_pos(a, b.tile, 0));
-  b.last_key = row_pos(a, b.tile, b.tile.n - 1);
+  b.first_key = first_seen(a, a.members ? b.tile.pos : row_pos(a, b.tile, 0));
+  b.last_key = a.members ? b.tile.shared * MR_GPU_SPLIT - 1 : row_pos(a, b.tile, b.tile.n - 1);
+  b.base = goes_on(a) ? b.tile.shared : 0;
+  b.first = mr_imax(b.base, b.first_key / MR_GPU_SPLIT);
+  b.last_split = b.last_key / MR_GPU_SPLIT;
   b.q = (mr_gpu_bf16 *)(shared + a.at.q);
   b.k = (mr_gpu_bf16 *)(shared + a.at.k);
   b.v = (mr_gpu_bf16 *)(shared + a.at.v);
@@ -77,9 +98,9 @@ template <bool WIDE> MR_FN void load_queries(const mr_gpu_attn &a, const attn_bl
     int r = i / dim, d = i % dim;
     float x = 0;
     if (r < b.tile.n && d < a.head_dim) {
-      int token = b.tile.row + (b.tile.first + r) / a.group;
+      size_t token = (size_t)row_token(a, b.tile, r);
       size_t head = (size_t)row_head(a, b.tile, b.kv_head, r) * (size_t)a.head_dim;
-      x = a.q[(size_t)token * a.ld_q + head + (size_t)d];
+      x = a.q[token * a.ld_q + head + (size_t)d];
     }
     mr_gpu_bf16 *to = b.q + r * a.at.q_ld + d;
     *to = mr_narrow(x);
@@ -251,8 +272,8 @@ template <bool WIDE> MR_FN void scores(const mr_gpu_attn &a, const attn_block<WI
 
 template <bool WIDE>
 MR_FN float seen_score(const mr_gpu_attn &a, const attn_block<WIDE> &b, int r, float s, int key) {
-  int pos = row_pos(a, b.tile, r);
-  if (r >= b.tile.n || key > pos || key < first_seen(a, pos))
+  int pos = b.stat[r].pos;
+  if (key > pos || key < first_seen(a, pos))
     return MR_MINUS_INF;
   s *= a.scale;
   if (a.softcap > 0)
@@ -424,6 +445,12 @@ MR_FN float *part_row(const mr_gpu_attn &a, int tile, int y, int split, int r) {
   return a.parts + (at * rows + (size_t)r) * (size_t)(a.at.values + 2);
 }
 
+/* Of a row of a tile with shared splits. */
+MR_FN float *carry_row(const mr_gpu_attn &a, const mr_gpu_tile &t, int y, int r) {
+  size_t at = (size_t)(t.carry + t.first + r) * (size_t)a.ys + (size_t)y;
+  return a.carry + at * (size_t)(a.at.values + 2);
+}
+
 MR_FN int32_t *redo_row(const mr_gpu_attn &a, int tile, int y, int r) {
   return a.redo + (tile * a.ys + y) * 16 * a.warps + r;
 }
@@ -433,7 +460,7 @@ MR_FN void one_split(const mr_gpu_attn &a, const attn_block<WIDE> &b, int split)
   mr_frag_c acc[TILES];
   do_split<WIDE, UNI>(a, b, acc, split);
   if (MR_THREAD < b.tile.n) {
-    float *part = part_row(a, MR_BLOCK(0), b.y, split, MR_THREAD) + a.at.values;
+    float *part = part_row(a, MR_BLOCK(0), b.y, split - b.base, MR_THREAD) + a.at.values;
     part[0] = b.stat[MR_THREAD].max;
     part[1] = b.stat[MR_THREAD].sum;
   }
@@ -443,51 +470,84 @@ MR_FN void one_split(const mr_gpu_attn &a, const attn_block<WIDE> &b, int split)
   for (int i = 0; i < MR_C; i++) {
     int r = 16 * b.warp + mr_row(i), d = 16 * t + mr_col(i);
     if (r < b.tile.n && d < a.at.values)
-      part_row(a, MR_BLOCK(0), b.y, split, r)[d] = acc[t].r[i];
+      part_row(a, MR_BLOCK(0), b.y, split - b.base, r)[d] = acc[t].r[i];
   }
 }
 
 MR_FN float *out_row(const mr_gpu_attn &a, const mr_gpu_tile &t, int kv_head, int r) {
-  size_t token = (size_t)(t.row + (t.first + r) / a.group);
+  size_t token = (size_t)row_token(a, t, r);
   return a.out + token * a.ld_out + (size_t)row_head(a, t, kv_head, r) * (size_t)a.head_dim;
 }
 
-template <bool WIDE, bool UNI>
-MR_FN void all_splits(const mr_gpu_attn &a, const attn_block<WIDE> &b) {
-  mr_frag_c acc[TILES], total[TILES];
+/* A warp's rows before their first split: nothing, or what the group left. */
+template <bool WIDE>
+MR_FN void begin_rows(const mr_gpu_attn &a, const attn_block<WIDE> &b, mr_frag_c *total) {
   MR_UNROLL
   for (int t = 0; t < TILES; t++)
     mr_zero(total[t]);
+  int own = 16 * b.warp + MR_LANE;
+  bool there = b.base && own < b.tile.n;
   if (MR_LANE < 16) {
-    b.stat[16 * b.warp + MR_LANE].total_max = MR_MINUS_INF;
-    b.stat[16 * b.warp + MR_LANE].total_sum = 0;
+    const float *carry = there ? carry_row(a, b.tile, b.y, own) + a.at.values : 0;
+    b.stat[own].total_max = there ? carry[0] : MR_MINUS_INF;
+    b.stat[own].total_sum = there ? carry[1] : 0;
   }
-  for (int s = b.first_key / MR_GPU_SPLIT; s <= b.last_key / MR_GPU_SPLIT; s++) {
-    do_split<WIDE, UNI>(a, b, acc, s);
-    merge_split<WIDE, UNI>(b, total, acc);
+  if (!b.base)
+    return;
+  MR_UNROLL
+  for (int t = 0; t < TILES; t++)
+    MR_UNROLL
+  for (int i = 0; i < MR_C; i++) {
+    int r = 16 * b.warp + mr_row(i), c = 16 * t + mr_col(i);
+    if (r < b.tile.n && c < a.at.values)
+      total[t].r[i] = carry_row(a, b.tile, b.y, r)[c];
   }
+}
+
+/* A warp's rows after their last split: done, or left for the members' own tiles. */
+template <bool WIDE, bool UNI>
+MR_FN void end_rows(const mr_gpu_attn &a, const attn_block<WIDE> &b, const mr_frag_c *total) {
+  int own = 16 * b.warp + MR_LANE;
   if (MR_LANE < 16) {
-    int r = 16 * b.warp + MR_LANE;
-    attn_stat *s = &b.stat[r];
-    int head = row_head(a, b.tile, b.kv_head, r < b.tile.n ? r : 0);
+    attn_stat *s = &b.stat[own];
+    if (a.members && own < b.tile.n) {
+      float *carry = carry_row(a, b.tile, b.y, own) + a.at.values;
+      carry[0] = s->total_max;
+      carry[1] = s->total_sum;
+    }
+    int head = row_head(a, b.tile, b.kv_head, own < b.tile.n ? own : 0);
     s->factor = last_factor<UNI>(a, head, &s->total_max, &s->total_sum);
+    if (UNI && !a.members)
+      *redo_row(a, MR_BLOCK(0), b.y, own) = own < b.tile.n && out_of_reach(a, s->total_max);
   }
   MR_WARP_SYNC();
   MR_UNROLL
   for (int t = 0; t < TILES; t++)
     MR_UNROLL
   for (int i = 0; i < MR_C; i++) {
-    int r = 16 * b.warp + mr_row(i), d = b.v0 + 16 * t + mr_col(i);
-    if (r >= b.tile.n || d >= a.head_dim || 16 * t >= a.at.values)
+    int r = 16 * b.warp + mr_row(i), c = 16 * t + mr_col(i);
+    if (r >= b.tile.n || c >= a.at.values)
       continue;
-    if (!UNI && a.redo && !*redo_row(a, MR_BLOCK(0), b.y, r))
+    if (a.members) {
+      carry_row(a, b.tile, b.y, r)[c] = total[t].r[i];
+      continue;
+    }
+    if (b.v0 + c >= a.head_dim || (!UNI && a.redo && !*redo_row(a, MR_BLOCK(0), b.y, r)))
       continue;
     const attn_stat *s = &b.stat[r];
-    out_row(a, b.tile, b.kv_head, r)[d] = total[t].r[i] * s->factor / s->total_sum;
+    out_row(a, b.tile, b.kv_head, r)[b.v0 + c] = total[t].r[i] * s->factor / s->total_sum;
   }
-  int r = 16 * b.warp + MR_LANE;
-  if (UNI && MR_LANE < 16)
-    *redo_row(a, MR_BLOCK(0), b.y, r) = r < b.tile.n && out_of_reach(a, b.stat[r].total_max);
+}
+
+template <bool WIDE, bool UNI>
+MR_FN void all_splits(const mr_gpu_attn &a, const attn_block<WIDE> &b) {
+  mr_frag_c acc[TILES], total[TILES];
+  begin_rows(a, b, total);
+  for (int s = b.first; s <= b.last_split; s++) {
+    do_split<WIDE, UNI>(a, b, acc, s);
+    merge_split<WIDE, UNI>(b, total, acc);
+  }
+  end_rows<WIDE, UNI>(a, b, total);
 }
 
 MR_FN bool any_redo(const mr_gpu_attn &a, int n) {
@@ -499,12 +559,15 @@ MR_FN bool any_redo(const mr_gpu_attn &a, int n) {
 
 template <bool WIDE, bool UNI> MR_FN void attend(const mr_gpu_attn &a) {
   attn_block<WIDE> b = open_block<WIDE>(a);
-  int split = MR_BLOCK(2);
-  if (a.parts && (split < b.first_key / MR_GPU_SPLIT || split > b.last_key / MR_GPU_SPLIT))
+  int split = b.base + MR_BLOCK(2);
+  if (a.parts && (split < b.first || split > b.last_split))
     return;
   if (!UNI && !a.parts && a.redo && !any_redo(a, b.tile.n))
     return;
   load_queries(a, b);
+  int r = 16 * b.warp + MR_LANE;
+  if (MR_LANE < 16) /* a barrier comes before they are read */
+    b.stat[r].pos = r < b.tile.n ? row_pos(a, b.tile, r) : -1;
   if (a.parts)
     one_split<WIDE, UNI>(a, b, split);
   else
@@ -515,12 +578,23 @@ template <bool WIDE, bool UNI> MR_FN void attend(const mr_gpu_attn &a) {
 template <bool UNI> MR_FN void merge(const mr_gpu_attn &a) {
   attn_block<false> b = open_block<false>(a);
   for (int i = MR_THREAD; i < b.tile.n * a.at.values; i += MR_THREADS) {
-    int r = i / a.at.values, c = i % a.at.values, d = b.v0 + c;
-    float max = MR_MINUS_INF, sum = 0, total = 0, old, part;
-    for (int s = b.first_key / MR_GPU_SPLIT; s <= b.last_key / MR_GPU_SPLIT; s++) {
-      const float *from = part_row(a, MR_BLOCK(0), b.y, s, r);
-      join<UNI>(&max, &sum, from[a.at.values], from[a.at.values + 1], &old, &part);
+    int r = i / a.at.values, c = i % a.at.values, d = b.v0 + c, stat = a.at.values;
+    const float *before = b.base ? carry_row(a, b.tile, b.y, r) : 0;
+    float max = before ? before[stat] : MR_MINUS_INF, sum = before ? before[stat + 1] : 0;
+    float total = before ? before[c] : 0, old, part;
+    for (int s = b.first; s <= b.last_split; s++) {
+      const float *from = part_row(a, MR_BLOCK(0), b.y, s - b.base, r);
+      join<UNI>(&max, &sum, from[stat], from[stat + 1], &old, &part);
       total = mr_fma(from[c], part, total * old);
+    }
+    if (a.members) {
+      float *carry = carry_row(a, b.tile, b.y, r);
+      carry[c] = total;
+      if (c == 0) {
+        carry[stat] = max;
+        carry[stat + 1] = sum;
+      }
+      continue;
     }
     float factor = last_factor<UNI>(a, row_head(a, b.tile, b.kv_head, r), &max, &sum);
     if (d < a.head_dim)

@@ -29,6 +29,7 @@ struct mr_emu {
   uint32_t random;
   int threads, warps, width, live;
   size_t shared_bytes;
+  uint64_t copied; /* bytes, asynchronously */
   warp warp[MAX_WARPS];
   mr_emu_fiber fiber[MR_EMU_MAX_THREADS];
   copy copies[MR_EMU_MAX_THREADS][MAX_COPIES];
@@ -134,6 +135,7 @@ void mr_emu_barrier(int line) {
 
 void mr_emu_copy(void *dst, const void *src, int bytes) {
   mr_emu_fiber *f = mr_emu_here.fiber;
+  emu->copied += (uint64_t)bytes;
   if (!emu->opts.lazy) {
     memcpy(dst, src, (size_t)bytes);
     return;
@@ -276,6 +278,10 @@ mr_emu *mr_emu_init(void *room, const mr_emu_opts *opts) {
 
 const char *mr_emu_error(const mr_emu *e) {
   return e->error;
+}
+
+uint64_t mr_emu_copied(const mr_emu *e) {
+  return e->copied;
 }
 
 int mr_emu_launch(mr_emu *e, mr_emu_kernel kernel, const mr_emu_shape *s, const void *args) {

@@ -55,6 +55,7 @@ mr_emu *mr_emu_init(void *room, const mr_emu_opts *opts);
 /* 0, or -1 with mr_emu_error set. The kernel's writes up to there stay. */
 int mr_emu_launch(mr_emu *e, mr_emu_kernel kernel, const mr_emu_shape *shape, const void *args);
 const char *mr_emu_error(const mr_emu *e); /* of the last launch; NULL: none */
+uint64_t mr_emu_copied(const mr_emu *e);   /* bytes of asynchronous copies in all launches */
 
 /* ------------------------------------------------------------------ for kernels */
 

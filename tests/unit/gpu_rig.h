@@ -14,7 +14,7 @@
 #include "src/device.h"
 
 #define RIG_MEMORY ((size_t)256 << 20)
-#define MAX_BLOCKS 64
+#define MAX_BLOCKS 128
 
 typedef struct rig {
   mr_device *dev;

@@ -179,70 +179,123 @@ static void check_row(const rig *r, const scene *s, const float *out, int t, int
 
 /* ------------------------------------------------------------------ one way to cut it */
 
-static mr_gpu_tile *cut_tiles(rig *r, const scene *s, int warps, int *n) {
-  mr_gpu_tile tiles[64];
-  int rows = s->n * (s->heads / s->kv_heads), each = 16 * warps;
-  *n = 0;
-  for (int first = 0; first < rows; first += each) {
-    assert_true(*n < 64);
-    tiles[(*n)++] = (mr_gpu_tile){
-        .pos = s->before, .first = first, .n = rows - first < each ? rows - first : each};
-  }
-  return rig_put(r, tiles, (size_t)*n * sizeof *tiles);
-}
-
 typedef struct way {
   int warps;
   bool parts, uni;
+  bool group; /* each new token is a run of its own; they share the splits before all of them */
 } way;
 
-static void launch(rig *r, scene *s, way w, mr_gpu_attn *a, int tiles) {
-  static const mr_gpu_kernel running[2] = {MR_GPU_attn_bf16, MR_GPU_attn_wide},
-                             unified[2] = {MR_GPU_attn_uni_bf16, MR_GPU_attn_uni_wide};
+/* Tiles of rows from token `at` on, which is the first of n. */
+static int cut_rows(const scene *s, int warps, int at, int n, mr_gpu_tile like, mr_gpu_tile *out) {
+  int rows = n * (s->heads / s->kv_heads), each = 16 * warps, made = 0;
+  like.pos = s->before + at;
+  for (int first = 0; first < rows; first += each) {
+    like.first = first;
+    like.n = rows - first < each ? rows - first : each;
+    out[made++] = like;
+  }
+  return made;
+}
+
+static int cut_tiles(rig *r, const scene *s, way w, mr_gpu_attn *a) {
+  mr_gpu_tile tiles[64];
+  int n = 0, group = s->heads / s->kv_heads;
+  for (int t = 0; t < s->n && w.group; t++) {
+    assert_true(n < 60);
+    n +=
+        cut_rows(s, w.warps, t, 1,
+                 (mr_gpu_tile){
+                     .row = t, .shared = s->before / MR_GPU_SPLIT, .carry = (s->n - 1 - t) * group},
+                 tiles + n);
+  }
+  if (!w.group)
+    n = cut_rows(s, w.warps, 0, s->n, (mr_gpu_tile){0}, tiles);
+  assert_true(n <= 64);
+  a->tiles = rig_put(r, tiles, (size_t)n * sizeof *tiles);
+  return n;
+}
+
+static mr_grid sum_tiles(rig *r, const scene *s, way w, mr_gpu_attn *a, int tiles) {
+  static const mr_gpu_kernel kernels[2][2] = {{MR_GPU_attn_bf16, MR_GPU_attn_wide},
+                                              {MR_GPU_attn_uni_bf16, MR_GPU_attn_uni_wide}};
   mr_grid grid = {.blocks = {(uint32_t)tiles, (uint32_t)a->ys, w.parts ? (uint32_t)a->splits : 1},
-                  .warps = (uint32_t)w.warps,
+                  .warps = (uint32_t)a->warps,
                   .shared = a->at.bytes};
-  rig_run(r, w.uni ? unified[s->wide] : running[s->wide], grid, a);
+  size_t rows = (size_t)(tiles * a->ys * 16 * a->warps);
+  if (w.parts)
+    a->parts = rig_new(r, rows * (size_t)a->splits * (size_t)(a->at.values + 2) * sizeof(float));
+  rig_run(r, kernels[w.uni][s->wide], grid, a);
   grid.blocks[2] = 1;
   if (w.parts)
     rig_run(r, w.uni ? MR_GPU_merge_uni : MR_GPU_merge,
             (mr_grid){.blocks = {(uint32_t)tiles, (uint32_t)a->ys, 1}, .warps = MR_GPU_WARPS}, a);
   a->parts = NULL;
-  if (w.uni)
-    rig_run(r, running[s->wide], grid, a);
+  return grid;
 }
 
-/* Returns how many rows were computed again. */
+/* The splits before all new tokens, for all of them; the last token comes first. */
+static void attend_group(rig *r, const scene *s, way w, mr_gpu_attn *a) {
+  int32_t members[64], pos[64];
+  mr_gpu_tile tiles[64], like = {.shared = s->before / MR_GPU_SPLIT};
+  mr_gpu_attn x = *a;
+  for (int t = 0; t < s->n; t++) {
+    members[t] = s->n - 1 - t;
+    pos[t] = s->before + t;
+  }
+  int n = cut_rows(s, a->warps, 0, s->n, like, tiles);
+  size_t rows = (size_t)(s->n * s->heads / s->kv_heads * a->ys);
+  x.tiles = rig_put(r, tiles, (size_t)n * sizeof *tiles);
+  x.members = rig_put(r, members, (size_t)s->n * sizeof *members);
+  x.pos = rig_put(r, pos, (size_t)s->n * sizeof *pos);
+  x.carry = a->carry = rig_new(r, rows * (size_t)(a->at.values + 2) * sizeof(float));
+  x.splits = like.shared;
+  sum_tiles(r, s, w, &x, n);
+  a->splits -= like.shared;
+}
+
+/* Returns how many rows were computed again; -1: it cannot be cut that way. */
 static int attend(rig *r, scene *s, way w, float *out) {
-  int tiles, redone = 0;
+  int redone = 0;
   mr_gpu_attn a = s->args;
   int32_t redo[4096];
   a.warps = w.warps;
-  a.tiles = cut_tiles(r, s, w.warps, &tiles);
-  if (!mr_gpu_attn_fit(&a, s->wide, r->dev->shared_bytes))
+  if (!mr_gpu_attn_fit(&a, s->wide, r->dev->shared_bytes) || (w.group && s->before < MR_GPU_SPLIT))
     return -1;
+  int tiles = cut_tiles(r, s, w, &a);
   a.ys = s->kv_heads * a.chunks;
   a.out = rig_new(r, s->out_bytes);
   size_t rows = (size_t)(tiles * a.ys * 16 * w.warps);
   assert_true(rows <= sizeof redo / sizeof *redo);
   if (w.uni)
     a.redo = rig_new(r, rows * sizeof *redo);
-  if (w.parts)
-    a.parts = rig_new(r, rows * (size_t)a.splits * (size_t)(a.at.values + 2) * sizeof(float));
-  launch(r, s, w, &a, tiles);
+  if (w.group)
+    attend_group(r, s, w, &a);
+  mr_grid grid = sum_tiles(r, s, w, &a, tiles);
+  a.carry = NULL;
+  if (w.uni)
+    rig_run(r, s->wide ? MR_GPU_attn_wide : MR_GPU_attn_bf16, grid, &a);
   rig_get(r, out, a.out, s->out_bytes);
   if (w.uni)
     rig_get(r, redo, a.redo, rows * sizeof *redo);
-  for (size_t i = 0; w.uni && i < rows; i++) /* rows that are none may say anything */
-    redone += (int)(i % (size_t)(16 * w.warps)) < s->n * s->args.group && redo[i] == 1;
+  int own = (w.group ? 1 : s->n) * s->args.group; /* rows that are none may say anything */
+  for (size_t i = 0; w.uni && i < rows; i++)
+    redone += (int)(i % (size_t)(16 * w.warps)) < own && redo[i] == 1;
   return redone;
 }
 
 /* All ways give the same bits in one form, and what is right. */
 static int check_scene(rig *r, scene s) {
-  static const way ways[] = {{1, false, false}, {1, true, false}, {4, false, false},
-                             {4, true, false},  {1, false, true}, {1, true, true},
-                             {4, false, true}};
+  static const way ways[] = {{.warps = 1},
+                             {.warps = 1, .parts = true},
+                             {.warps = 4},
+                             {.warps = 4, .parts = true},
+                             {.warps = 1, .uni = true},
+                             {.warps = 1, .uni = true, .parts = true},
+                             {.warps = 4, .uni = true},
+                             {.warps = 1, .group = true},
+                             {.warps = 4, .group = true, .parts = true},
+                             {.warps = 4, .group = true, .uni = true},
+                             {.warps = 1, .group = true, .uni = true, .parts = true}};
   int redone = 0;
   scene_new(r, &s);
   float *first[2] = {NULL, NULL};
@@ -278,6 +331,9 @@ static void scenes(rig *r) {
       {.heads = 2, .kv_heads = 2, .dim = 20, .before = 40, .n = 3, .softcap = 5},
       {.heads = 2, .kv_heads = 1, .dim = 144, .before = 5, .n = 2},
       {.heads = 2, .kv_heads = 1, .dim = 24, .before = 300, .n = 40, .window = 45},
+      {.heads = 6, .kv_heads = 2, .dim = 16, .before = 780, .n = 6, .sinks = true, .slopes = true},
+      {.heads = 2, .kv_heads = 1, .dim = 16, .before = 531, .n = 9, .window = 280},
+      {.heads = 2, .kv_heads = 1, .dim = 144, .before = 515, .n = 2, .softcap = 5, .chunk = 400},
       {.heads = 2, .kv_heads = 1, .dim = 16, .before = 50, .n = 33, .chunk = 24, .slopes = true},
   };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -323,7 +379,7 @@ static void far_scores(rig *r) {
              .kv_heads = 1,
              .dim = 32,
              .before = 270,
-             .n = 2,
+             .n = 3,
              .size = 60,
              .kv = MR_GPU_KV_BF16};
   assert_true(check_scene(r, s) > 0);
