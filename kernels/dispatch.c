@@ -111,12 +111,18 @@ int mr_rotate_block(int n) {
   return block < 64 ? block : 64;
 }
 
-/* For each of G*32 query rows: q and the sum [head_dim], scores of a span, 16 partial sums, four
- * scalars; a block of K and a span of V as float32, or spans of both in 16 bits; scores, twice, and
- * p of 16 rows and four blocks. */
+/* For each of G*32 query rows: q and the sum [head_dim], twice, scores of a span, 16 partial sums,
+ * twice, five scalars; a block of K and a span of V as float32, or spans of both in 16 bits;
+ * scores, twice, and p of 16 rows and four blocks. */
 size_t mr_attn_scratch(int n_heads, int n_kv_heads, int head_dim) {
   size_t rows = (size_t)(n_heads / n_kv_heads) * MR_ATTN_TILE, keys = MR_ATTN_SPAN * MR_KV_BLOCK;
   size_t dim = ((size_t)head_dim + 15) / 16 * 16;
-  size_t floats = rows * (2 * dim + keys + 16 + 4) + (keys + MR_KV_BLOCK) * dim;
+  size_t floats = rows * (3 * dim + keys + 2 * 16 + 5) + (keys + MR_KV_BLOCK) * dim;
   return (floats * sizeof(float) + 16 * 4 * MR_KV_BLOCK * 10 + 63) / 64 * 64;
+}
+
+/* For each row: the sum [head_dim], 16 partial sums, the maximum in a place of 16. */
+size_t mr_attn_state(int n_heads, int n_kv_heads, int head_dim) {
+  size_t dim = ((size_t)head_dim + 15) / 16 * 16;
+  return (size_t)(n_heads / n_kv_heads) * (dim + 2 * 16);
 }

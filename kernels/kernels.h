@@ -66,7 +66,8 @@ typedef struct mr_gemm_ops {
  * it sees depends on its position alone.
  */
 #define MR_KV_BLOCK 32
-#define MR_ATTN_SPAN 4 /* blocks that rows meet at once, from fixed positions */
+#define MR_ATTN_SPAN 4   /* blocks that rows meet at once, from fixed positions */
+#define MR_ATTN_SPLIT 32 /* blocks of a split: see attention_split */
 
 typedef enum mr_kv_type {
   MR_KV_F32,
@@ -184,6 +185,13 @@ typedef struct mr_kernels {
    * `blocks` pages are the same, a multiple of MR_ATTN_SPAN, and whose tokens see all of their keys
    * and come after them: these are read once. NULL: none. */
   void (*attention_shared)(const mr_attn *a, int n, int blocks, int kv_head, void *scratch);
+  /* The same bits for a single token (n_q 1), whose keys several workers meet: a split is the keys
+   * of MR_ATTN_SPLIT blocks, from position 0; attention, too, begins anew with each, and joins them
+   * in their order (FlashDecoding, Dao et al. 2023). What the token makes of split `split`, of
+   * which it sees a key, goes to `state`, mr_attn_state floats; attention_join makes a->out of n
+   * states in order, and uses up the first. NULL: none. */
+  void (*attention_split)(const mr_attn *a, int kv_head, int split, float *state, void *scratch);
+  void (*attention_join)(const mr_attn *a, int kv_head, float *states, int n);
 
   /* index of the largest value, the lowest on ties; *bad = 1 if a value is NaN or +infinity (the
    * index is then in range, no more) */
@@ -198,6 +206,7 @@ int mr_rotate_block(int n);
 /* Scratch of one attention call with q1 - q0 <= MR_ATTN_TILE tokens. */
 #define MR_ATTN_TILE 32
 size_t mr_attn_scratch(int n_heads, int n_kv_heads, int head_dim);
+size_t mr_attn_state(int n_heads, int n_kv_heads, int head_dim); /* floats, a multiple of 16 */
 
 const mr_kernels *mr_kernels_ref(void);
 const mr_kernels *mr_kernels_get(const char *name); /* NULL: unknown, or this CPU cannot run it */
@@ -213,6 +222,6 @@ void mr_k_fill_avxvnni(mr_kernels *k); /* AVX2 with AVX-VNNI's int8 GEMM: the sa
 void mr_k_fill_avx512(mr_kernels *k);
 
 /* Says how fast results are made (packing, grouping, order); changes whenever their bits may. */
-#define MR_NUMERICS_VERSION 5
+#define MR_NUMERICS_VERSION 6
 
 #endif

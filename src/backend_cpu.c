@@ -207,6 +207,7 @@ static void cpu_close(mr_backend *b) {
   mr_mem_free(c->groups);
   mr_mem_free(c->ordered);
   mr_mem_free(c->cuts);
+  mr_mem_free(c->states);
   mr_mem_free(c);
 }
 
@@ -265,9 +266,15 @@ static bool take_memory(mr_cpu *c) {
   c->groups = mr_mem_alloc(n, sizeof *c->groups);
   c->ordered = mr_mem_alloc(n, sizeof *c->ordered);
   c->cuts = mr_mem_alloc(n * (size_t)c->m->c.n_kv_heads + 1, sizeof *c->cuts);
-  return mr_cpu_experts_open(&c->experts, c) && mr_cpu_lora_open(&c->lora, c) && c->packed &&
-         c->line && c->attn && c->own && c->token && c->pos && c->tiles && c->sorted && c->groups &&
-         c->ordered && c->cuts;
+  c->state_floats = mr_attn_state(c->m->c.n_heads, c->m->c.n_kv_heads, c->m->c.head_dim);
+  int pages = mr_kv_most_pages(c->kv);
+  c->most_splits = pages / MR_ATTN_SPLIT + 1;
+  if (c->k->attention_split)
+    c->states = mr_mem_pages(MR_CPU_SPLIT_UNITS * workers * (size_t)c->most_splits *
+                             c->state_floats * sizeof *c->states);
+  return (!c->k->attention_split || c->states) && mr_cpu_experts_open(&c->experts, c) &&
+         mr_cpu_lora_open(&c->lora, c) && c->packed && c->line && c->attn && c->own && c->token &&
+         c->pos && c->tiles && c->sorted && c->groups && c->ordered && c->cuts;
 }
 
 mr_code mr_backend_cpu_open(mr_backend **out, const mr_model *m, const mr_kernels *k, mr_pool *pool,

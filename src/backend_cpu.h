@@ -48,7 +48,14 @@ typedef struct mr_cpu {
   int n_groups;
   int *cuts; /* [max_tokens * n_kv_heads + 1] work items of attention: their first units; owned */
   int n_cuts;
+  bool splits;   /* few tokens with many keys: workers meet splits of their keys */
+  float *states; /* [MR_CPU_SPLIT_UNITS * workers, most_splits, state_floats]; owned */
+  int most_splits;
+  size_t state_floats;
 } mr_cpu;
+
+/* Splits are for steps of fewer units (backend_cpu_tiles.c) than so many for each worker. */
+#define MR_CPU_SPLIT_UNITS 2
 
 static inline float *mr_cpu_row(const mr_buf *b, int row) {
   return b->p + (size_t)row * b->ld;

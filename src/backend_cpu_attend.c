@@ -240,6 +240,50 @@ static void attend_item(void *ctx, int item, int worker) {
     attend(j, u, end, worker, false);
 }
 
+/* ------------------------------------------------------------------ splits of keys */
+static int first_split(const job *j, const mr_tile *t) {
+  return mr_attn_first(&j->attn, t->pos) / (MR_ATTN_SPLIT * MR_KV_BLOCK);
+}
+
+static int n_splits(const job *j, const mr_tile *t) {
+  return t->pos / (MR_ATTN_SPLIT * MR_KV_BLOCK) + 1 - first_split(j, t);
+}
+
+static float *state_of(const job *j, int u, int i) {
+  size_t at = (size_t)u * (size_t)j->c->most_splits + (size_t)i;
+  return j->c->states + at * j->c->state_floats;
+}
+
+/* item: split i of unit u, counted over all units */
+static void split_item(void *ctx, int item, int worker) {
+  const job *j = ctx;
+  int u = 0, n;
+  unit x = unit_of(j, 0);
+  for (; item >= (n = n_splits(j, x.t)); item -= n)
+    x = unit_of(j, ++u);
+  mr_attn a = attn_of(j, x.t, block_in_work(j, x.t, x.head, worker, false));
+  j->c->k->attention_split(&a, x.head, first_split(j, x.t) + item, state_of(j, u, item),
+                           j->c->attn + (size_t)worker * j->c->attn_bytes);
+}
+
+/* A window of a split at most is not worth the waiting. */
+static bool has_splits(const job *j) {
+  int sees = j->op->chunk ? j->op->chunk : j->op->window;
+  return j->c->splits && (sees == 0 || sees > MR_ATTN_SPLIT * MR_KV_BLOCK);
+}
+
+static void attend_splits(job *j) {
+  int units = j->c->n_groups * j->attn.n_kv_heads, items = 0;
+  for (int u = 0; u < units; u++)
+    items += n_splits(j, unit_of(j, u).t);
+  mr_pool_run(j->c->pool, split_item, j, items);
+  for (int u = 0; u < units; u++) {
+    unit x = unit_of(j, u);
+    mr_attn a = attn_of(j, x.t, NULL);
+    j->c->k->attention_join(&a, x.head, state_of(j, u, 0), n_splits(j, x.t));
+  }
+}
+
 /* The first tokens of a block, for the steps to come. */
 static void keep_item(void *ctx, int item, int worker) {
   const job *j = ctx;
@@ -343,11 +387,15 @@ void mr_cpu_attend(mr_backend *b, const mr_attend *op) {
   if (op->norm_full && (op->q_norm || op->k_norm))
     mr_pool_run(c->pool, full_norm_row, &j, c->batch.n_tokens);
   int items = c->n_cuts;
-  if (c->n_tiles == c->batch.n_runs) {
+  bool splits = has_splits(&j);
+  if (c->n_tiles == c->batch.n_runs && !splits) {
     mr_pool_run(c->pool, both_item, &j, items);
   } else {
     mr_pool_run(c->pool, store_item, &j, items);
-    mr_pool_run(c->pool, attend_item, &j, items);
+    if (splits)
+      attend_splits(&j);
+    else
+      mr_pool_run(c->pool, attend_item, &j, items);
     if (mr_kv_packs(j.attn.type))
       mr_pool_run(c->pool, keep_item, &j, items);
   }

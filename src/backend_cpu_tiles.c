@@ -1,7 +1,10 @@
 /* How a step's attention is cut. A tile is the new tokens of one run that lie in one KV page. A
  * group is one tile, or single tokens (decoding) whose sequences begin with the same pages: these
  * are met by all of them together. A unit is a group and a kv head; a work item is some units one
- * after the other: within it the next unit's keys are asked for while one is in work. */
+ * after the other: within it the next unit's keys are asked for while one is in work.
+ *
+ * Where a step has few units, single tokens that see many keys, the keys are split (kernels.h,
+ * attention_split): a worker would else wait for another that has a long one. */
 #include "src/backend_cpu.h"
 
 #define SHARE 4         /* a work item is what is left over the workers times this */
@@ -162,6 +165,20 @@ static void cut_units(mr_cpu *c) {
   c->cuts[c->n_cuts] = c->n_groups * heads;
 }
 
+/* Whether units are few, and each is a token alone, one of them with more than a split. */
+static bool wants_splits(const mr_cpu *c) {
+  int units = c->n_groups * c->m->c.n_kv_heads, most = 0;
+  if (!c->k->attention_split || c->workers < 2 || units >= MR_CPU_SPLIT_UNITS * c->workers)
+    return false;
+  for (int i = 0; i < c->n_groups; i++) {
+    const mr_tile *t = &c->sorted[c->groups[i].first];
+    if (c->groups[i].n > 1 || t->n > 1)
+      return false;
+    most = t->pos > most ? t->pos : most;
+  }
+  return most >= MR_ATTN_SPLIT * MR_KV_BLOCK;
+}
+
 void mr_cpu_tile(mr_cpu *c) {
   int row = 0;
   c->n_tiles = 0;
@@ -179,4 +196,5 @@ void mr_cpu_tile(mr_cpu *c) {
   make_groups(c);
   order_groups(c);
   cut_units(c);
+  c->splits = wants_splits(c);
 }

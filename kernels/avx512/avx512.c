@@ -21,5 +21,6 @@ void mr_k_fill_avx512(mr_kernels *k) {
   if (amx) {
     mr_k_fill_avx512_amx_attn(k);
     k->attention_shared = NULL;
+    k->attention_split = NULL;
   }
 }

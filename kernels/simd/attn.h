@@ -10,9 +10,10 @@
  *
  * A score is one chain of fused multiply-adds along head_dim, an output one along the keys. A row
  * meets the spans that hold a key it sees, from position 0 up, and a masked key has p = 0, which
- * changes no sum. So what a row computes does not depend on the rows beside it. exp is 2^x: scores
- * are scaled by log2(e) beforehand. int8 parts are met in integers where there are instructions for
- * that: attn_dot.h.
+ * changes no sum. With each split of keys it begins anew; splits are joined in their order, so that
+ * several workers may have some each. So what a row computes does not depend on the rows beside it.
+ * exp is 2^x: scores are scaled by log2(e) beforehand. int8 parts are met in integers where there
+ * are instructions for that: attn_dot.h.
  */
 #ifndef MR_KERNELS_SIMD_ATTN_H
 #define MR_KERNELS_SIMD_ATTN_H
@@ -33,11 +34,12 @@ typedef struct attn_work { /* rows: token by token, head by head */
   size_t ld; /* dim rounded up to 16: distance of rows in q and out */
   int pos[MR_ATTN_TILE];
   /* in the caller's scratch */
-  float *q, *out;      /* [rows, ld] */
-  float *s;            /* [rows, KEYS]: scores, then p */
-  float *sum;          /* [rows, 16]: lane sums of p */
-  float *max, *shrink; /* [rows] */
-  int dot;             /* codes meet codes: attn_dot.h; [rows] of what that needs */
+  float *q, *out;                     /* [rows, ld] */
+  float *s;                           /* [rows, KEYS]: scores, then p */
+  float *sum;                         /* [rows, 16]: lane sums of p */
+  float *max, *shrink;                /* [rows] */
+  float *all_out, *all_sum, *all_max; /* of the splits before; -infinity: none */
+  int dot;                            /* codes meet codes: attn_dot.h; [rows] of what that needs */
   float *dot_scale;
   int32_t *dot_start;
   float *k, *v; /* [dim][32], [KEYS][dim]: a block and a span as float32 */
@@ -366,7 +368,6 @@ static void attn_meet(const attn_work *w, const attn_span *sp, int t0, int t1) {
 #else
 #define dot_serves(type, dim) 0
 #define dot_query(w, row) (void)0
-#define dot_sink(w, row) 0.0f
 #define dot_meet(w, sp, t0, t1) (void)0
 #endif
 
@@ -412,6 +413,53 @@ static const uint8_t *attn_stream_part(attn_stream *st) {
   return p;
 }
 
+/* ------------------------------------------------------------------ splits of keys */
+typedef struct attn_state { /* of a row */
+  float *out, *sum, *max;   /* [ld], [16], [1] */
+} attn_state;
+
+static attn_state attn_row(const attn_work *w, size_t row) {
+  return (attn_state){w->out + row * w->ld, w->sum + row * 16, w->max + row};
+}
+
+static attn_state attn_row_before(const attn_work *w, size_t row) {
+  return (attn_state){w->all_out + row * w->ld, w->all_sum + row * 16, w->all_max + row};
+}
+
+/* to = to * a + x * b */
+V_INLINE void attn_mix(float *to, const float *x, size_t n, float a, float b) {
+  for (size_t i = 0; i < n; i += VL)
+    vstore(to + i, vfma(vload(x + i), vset1(b), vmul(vload(to + i), vset1(a))));
+}
+
+/* Joins what a row made of a split to what it made of those before. */
+static void attn_join_row(attn_state to, attn_state x, size_t ld) {
+  if (*x.max == -INFINITY)
+    return;
+  if (*to.max == -INFINITY) {
+    memcpy(to.out, x.out, ld * sizeof(float));
+    memcpy(to.sum, x.sum, 16 * sizeof(float));
+    *to.max = *x.max;
+    return;
+  }
+  float max = *x.max > *to.max ? *x.max : *to.max;
+  float a = exp2f(*to.max - max), b = exp2f(*x.max - max);
+  attn_mix(to.out, x.out, ld, a, b);
+  attn_mix(to.sum, x.sum, 16, a, b);
+  *to.max = max;
+}
+
+/* Rows of tokens t0..t1-1 have met a split. */
+static void attn_close_split(const attn_work *w, int t0, int t1) {
+  for (size_t row = (size_t)(t0 * w->group); row < (size_t)(t1 * w->group); row++) {
+    attn_state x = attn_row(w, row);
+    attn_join_row(attn_row_before(w, row), x, w->ld);
+    memset(x.out, 0, w->ld * sizeof(float));
+    memset(x.sum, 0, 16 * sizeof(float));
+    *x.max = -INFINITY;
+  }
+}
+
 /* Tokens t0..t1-1 meet blocks b0..b1-1 of a. */
 static void attn_walk(const attn_work *w, const mr_attn *a, int t0, int t1, int b0, int b1) {
   size_t part = mr_kv_part_bytes(a->type, a->head_dim);
@@ -423,6 +471,8 @@ static void attn_walk(const attn_work *w, const mr_attn *a, int t0, int t1, int 
     (void)attn_stream_part(&st);
   for (int b = b0, end; b < b1; b = end) {
     attn_span sp = {.base = b * BLOCK};
+    if (b > 0 && b % MR_ATTN_SPLIT == 0)
+      attn_close_split(w, t0, t1);
     end = b / SPAN * SPAN + SPAN < b1 ? b / SPAN * SPAN + SPAN : b1;
     while (from < t1 && w->pos[from] < b * BLOCK)
       from++;
@@ -460,7 +510,10 @@ static void attn_begin(attn_work *w, const mr_attn *a, int kv_head, int tokens, 
   w->shrink = f, f += rows;
   w->dot = dot_serves(a->type, dim);
   w->dot_scale = f, f += rows;
-  w->dot_start = (int32_t *)(void *)f;
+  w->dot_start = (int32_t *)(void *)f, f += rows;
+  w->all_out = f, f += rows * ld;
+  w->all_sum = f, f += rows * 16;
+  w->all_max = f;
   memset(w->out, 0, rows * ld * sizeof(float));
   memset(w->sum, 0, rows * 16 * sizeof(float));
 }
@@ -479,24 +532,34 @@ static void attn_token(attn_work *w, int t, const float *q, int pos) {
     }
     if (w->dot)
       dot_query(w, row);
-    int sink = a->sinks != NULL && !w->dot;
-    w->max[row] = sink ? a->sinks[head] * LOG2E : -INFINITY;
-    w->sum[row * 16] = sink ? 1.0f : 0.0f;
+    w->max[row] = w->all_max[row] = -INFINITY;
+  }
+}
+
+/* What a row's sink adds to its sum. It comes last: beside the scores of small values it would
+ * leave p few codes. */
+static float attn_sink(const mr_attn *a, int head, float max) {
+  return a->sinks == NULL ? 0.0f : exp2f(a->sinks[head] * LOG2E - max);
+}
+
+static void attn_finish(const mr_attn *a, attn_state x, int head, float *out) {
+  float *to = out + (size_t)head * (size_t)a->head_dim;
+  vf inverse = vset1(1.0f / (vreduce_add(vload(x.sum)) + attn_sink(a, head, *x.max)));
+  for (int d = 0; d < a->head_dim; d += VL) {
+    int n = a->head_dim - d < VL ? a->head_dim - d : VL;
+    vstore_n(to + d, vmul(vload_n(x.out + d, n), inverse), n);
   }
 }
 
 static void attn_end(const attn_work *w, int t, float *out) {
   for (int h = 0; h < w->group; h++) {
     size_t row = (size_t)(t * w->group + h);
-    float *to = out + (size_t)(w->kv_head * w->group + h) * (size_t)w->dim;
-    float sum = vreduce_add(vload(w->sum + row * 16));
-    if (w->dot)
-      sum += dot_sink(w, (int)row);
-    vf inverse = vset1(1.0f / sum);
-    for (int d = 0; d < w->dim; d += VL) {
-      int n = w->dim - d < VL ? w->dim - d : VL;
-      vstore_n(to + d, vmul(vload_n(w->out + row * w->ld + (size_t)d, n), inverse), n);
+    attn_state x = attn_row(w, row), all = attn_row_before(w, row);
+    if (*all.max != -INFINITY) {
+      attn_join_row(all, x, w->ld);
+      x = all;
     }
+    attn_finish(w->a, x, w->kv_head * w->group + h, out);
   }
 }
 
@@ -524,6 +587,38 @@ static void simd_attention_shared(const mr_attn *a, int n, int blocks, int kv_he
   }
 }
 
+static attn_state attn_row_of(float *state, int h, size_t ld) {
+  float *at = state + (size_t)h * (ld + 2 * 16);
+  return (attn_state){at, at + ld, at + ld + 16};
+}
+
+static void simd_attention_split(const mr_attn *a, int kv_head, int split, float *state,
+                                 void *scratch) {
+  attn_work w;
+  int first = mr_attn_first(a, a->pos0) / BLOCK, b0 = split * MR_ATTN_SPLIT;
+  int end = a->pos0 / BLOCK + 1, b1 = b0 + MR_ATTN_SPLIT;
+  attn_begin(&w, a, kv_head, 1, scratch);
+  attn_token(&w, 0, a->q, a->pos0);
+  attn_walk(&w, a, 0, 1, b0 > first ? b0 : first, b1 < end ? b1 : end);
+  for (int h = 0; h < w.group; h++) {
+    attn_state to = attn_row_of(state, h, w.ld);
+    *to.max = -INFINITY;
+    attn_join_row(to, attn_row(&w, (size_t)h), w.ld);
+  }
+}
+
+static void simd_attention_join(const mr_attn *a, int kv_head, float *states, int n) {
+  int group = a->n_heads / a->n_kv_heads;
+  size_t ld = ((size_t)a->head_dim + 15) / 16 * 16;
+  size_t floats = mr_attn_state(a->n_heads, a->n_kv_heads, a->head_dim);
+  for (int h = 0; h < group; h++) {
+    attn_state all = attn_row_of(states, h, ld);
+    for (int i = 1; i < n; i++)
+      attn_join_row(all, attn_row_of(states + (size_t)i * floats, h, ld), ld);
+    attn_finish(a, all, kv_head * group + h, a->out);
+  }
+}
+
 #ifdef V_DOT
 static void attn_store(uint8_t *k_part, uint8_t *v_part, const float *k, const float *v,
                        int head_dim, int slot, mr_kv_type type) {
@@ -548,6 +643,8 @@ static void simd_fill_attn(mr_kernels *k) {
   k->kv_pack = simd_kv_pack;
   k->attention = simd_attention;
   k->attention_shared = simd_attention_shared;
+  k->attention_split = simd_attention_split;
+  k->attention_join = simd_attention_join;
 }
 
 #undef SPAN

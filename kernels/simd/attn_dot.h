@@ -166,14 +166,6 @@ V_INLINE void dot_pv_tile(const attn_product *x, int r0, int rows, int col) {
   }
 }
 
-/* What the row's sink adds to its sum. It comes last: no code of p counts for it, and beside the
- * scores of small values it would leave p few. */
-static float dot_sink(const attn_work *w, int row) {
-  const float *sinks = w->a->sinks;
-  return sinks == NULL ? 0.0f
-                       : exp2f(sinks[w->kv_head * w->group + row % w->group] * LOG2E - w->max[row]);
-}
-
 /* Tokens t0..t1-1 meet a span, as in attn_meet. */
 static void dot_meet(const attn_work *w, const attn_span *sp, int t0, int t1) {
   int r0 = t0 * w->group, rows = t1 * w->group - r0;

@@ -751,6 +751,49 @@ static void shared_pages_are_read_once(void **state) {
   free_model(&m);
 }
 
+enum { LONG = 1500, ALONE = 3 };
+
+/* A long sequence, its last tokens one by one. */
+static void run_long(const mr_model *m, const mr_kernels *k, mr_kv_type type, int threads,
+                     float *out) {
+  mr_err err = MR_ERR_INIT;
+  int32_t tokens[LONG];
+  rig r = rig_open(m, k, type, threads);
+  mr_kv_seq s;
+  make_tokens(tokens, LONG, 5);
+  assert_int_equal(mr_kv_seq_init(r.kv, &s, m->c.context, &err), MR_OK);
+  while (s.len < LONG) {
+    int left = LONG - ALONE - s.len, n = left > MAX_T ? MAX_T : left > 0 ? left : 1;
+    mr_run run = {.seq = &s, .tokens = tokens + s.len, .n = n};
+    assert_int_equal(mr_kv_seq_reserve(r.kv, &s, n), MR_OK);
+    assert_int_equal(mr_forward_step(r.f, &run, 1, NULL, &err), MR_OK);
+    if (left <= 0)
+      memcpy(out + (size_t)-left * VOCAB, mr_forward_logits(r.f, 0), VOCAB * sizeof *out);
+  }
+  mr_kv_seq_free(r.kv, &s);
+  rig_close(&r);
+}
+
+/* The keys of a token that is alone are split over three threads: the same bits as on one. */
+static void split_keys(void **state) {
+  (void)state;
+  mr_config c = windowed_llama();
+  mr_model m;
+  c.context = 2000;
+  make_model(&m, &c);
+  for (const char *const *name = mr_kernels_names(); *name; name++) {
+    const mr_kernels *k = mr_kernels_get(*name);
+    pack_model(&m, k, MR_SCHEME_F32);
+    for (mr_kv_type type = MR_KV_F32; type < MR_KV_TYPES && k->attention_split; type++) {
+      run_long(&m, k, type, 1, want);
+      run_long(&m, k, type, 3, got);
+      if (memcmp(got, want, ALONE * VOCAB * sizeof *got) != 0)
+        fail_msg("%s kernels, kv type %d: other bits with split keys", k->name, (int)type);
+    }
+  }
+  free_model(&m);
+}
+
 static mr_code try_step(rig *r, mr_run run, mr_code code) {
   mr_err err = MR_ERR_INIT;
   int len = run.seq->len;
@@ -838,6 +881,7 @@ int main(void) {
       cmocka_unit_test(cut_in_either_way),
       cmocka_unit_test(branches),
       cmocka_unit_test(shared_pages_are_read_once),
+      cmocka_unit_test(split_keys),
       cmocka_unit_test(bad_steps_are_refused),
       cmocka_unit_test(every_allocation_may_fail),
   };

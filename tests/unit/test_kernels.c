@@ -285,6 +285,8 @@ static void gemm_extremes(void **state) {
 }
 
 /* ------------------------------------------------------------------ attention */
+#define PAGES 80
+
 typedef struct scene { /* one sequence of `len` tokens in pages, and its attention call */
   mr_attn a;
   int len;
@@ -292,7 +294,7 @@ typedef struct scene { /* one sequence of `len` tokens in pages, and its attenti
   float *q, *out; /* [len, n_heads, head_dim] */
   float slopes[16], sinks[16];
   uint8_t *memory;
-  const uint8_t *pages[16];
+  const uint8_t *pages[PAGES];
   uint8_t *scratch;
 } scene;
 
@@ -337,10 +339,10 @@ static void scene_new(scene *s, const mr_kernels *k, int heads, int kv_heads, in
   s->v = random_floats(n * (size_t)kv_heads, 2.0f);
   s->q = random_floats(n * (size_t)heads, 2.0f);
   s->out = take(n * (size_t)heads * 4);
-  s->memory = take(page * 16);
-  memset(s->memory, 0xff, page * 16); /* slots never written hold NaN */
-  for (int i = 0; i < 16; i++)
-    s->pages[i] = s->memory + (size_t)((i * 7) % 16) * page;
+  s->memory = take(page * PAGES);
+  memset(s->memory, 0xff, page * PAGES); /* slots never written hold NaN */
+  for (int i = 0; i < PAGES; i++)
+    s->pages[i] = s->memory + (size_t)((i * 7) % PAGES) * page;
   s->scratch = take(mr_attn_scratch(heads, kv_heads, dim));
   size_t ld = (size_t)heads * (size_t)dim;
   s->a = (mr_attn){.q = s->q,
@@ -528,11 +530,11 @@ static void window_pages_on(const mr_kernels *k) {
 /* Tokens of several sequences that begin with the same pages, together and one by one. */
 static void shared_of(const mr_kernels *k, scene *s, int blocks) {
   enum { MEMBERS = 7 };
-  const uint8_t *other[16]; /* odd members': the same beginning, then pages in another order */
+  const uint8_t *other[PAGES]; /* odd members': the same beginning, then pages in another order */
   mr_attn a[MEMBERS];
   size_t ld = s->a.out_ld;
   float *want = take(MEMBERS * ld * 4), *got = take(MEMBERS * ld * 4);
-  for (int i = 0; i < 16; i++)
+  for (int i = 0; i < PAGES; i++)
     other[i] = s->pages[i < blocks || i >= s->len / 32 ? i : s->len / 32 - 1 - i + blocks];
   for (int i = 0; i < MEMBERS; i++) {
     a[i] = s->a;
@@ -569,6 +571,62 @@ static void shared_on(const mr_kernels *k) {
   }
 }
 
+/* Single tokens, split by split, against all at once. */
+static void split_of(const mr_kernels *k, const scene *s, int pos) {
+  const int keys = MR_ATTN_SPLIT * MR_KV_BLOCK;
+  mr_attn a = s->a;
+  size_t floats = mr_attn_state(a.n_heads, a.n_kv_heads, a.head_dim), ld = a.out_ld;
+  float *want = take(ld * 4), *got = take(ld * 4), *states = take(3 * floats * 4);
+  a.pos0 = pos;
+  a.n_q = 1;
+  a.q += (size_t)pos * a.q_ld;
+  for (int h = 0; h < a.n_kv_heads; h++) {
+    int first = mr_attn_first(&a, pos) / keys, n = pos / keys + 1 - first;
+    assert_in_range(n, 1, 3);
+    a.out = want;
+    k->attention(&a, h, 0, 1, s->scratch);
+    a.out = got;
+    for (int i = n - 1; i >= 0; i--) /* in any order */
+      k->attention_split(&a, h, first + i, states + (size_t)i * floats, s->scratch);
+    k->attention_join(&a, h, states, n);
+  }
+  assert_memory_equal(want, got, ld * 4);
+  free(want), free(got), free(states);
+}
+
+static void splits_on(const mr_kernels *k) {
+  static const int at[] = {0, 700, 1023, 1024, 1056, 2047, 2048, 2190};
+  static const mr_kv_type types[] = {MR_KV_F32, MR_KV_F16, MR_KV_INT8, MR_KV_FP8};
+  static const int dims[] = {32, 80, 64, 20};
+  if (k->attention_split == NULL)
+    return;
+  for (int type = 0; type < 4; type++) {
+    scene s;
+    scene_new(&s, k, 6, 2, dims[type], 2200, types[type]);
+    for (int i = 0; i < 16; i++)
+      s.slopes[i] = 0.001f * (float)(i + 1);
+    for (int way = 0; way < 4; way++) {
+      s.a.window = way == 1 ? 1100 : way == 2 ? 40 : 0;
+      s.a.slopes = way == 3 ? s.slopes : NULL;
+      s.a.sinks = way == 3 ? s.sinks : NULL;
+      s.a.softcap = way == 3 ? 4.0f : 0;
+      for (size_t i = 0; i < sizeof at / sizeof *at; i++)
+        split_of(k, &s, at[i]);
+      if (way == 0 || way == 3) /* of which a split ends among the shared ones, or with them */
+        for (int blocks = 32; blocks <= 48; blocks += 16)
+          shared_of(k, &s, blocks);
+    }
+    scene_free(&s);
+  }
+  scene s;
+  scene_new(&s, k, 2, 1, 32, 1100, MR_KV_F16);
+  check_scene(k, &s, "two splits");
+  s.a.window = 90;
+  s.a.sinks = s.sinks;
+  check_scene(k, &s, "two splits, window 90, sinks");
+  scene_free(&s);
+}
+
 static void attention_is_right(void **state) {
   (void)state;
   on_every_table(attention_on);
@@ -576,6 +634,7 @@ static void attention_is_right(void **state) {
   on_every_table(long_on);
   on_every_table(window_pages_on);
   on_every_table(shared_on);
+  on_every_table(splits_on);
 }
 
 /* Other pages, other company: the tokens of one sequence are never touched by garbage beside them.
