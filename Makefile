@@ -160,7 +160,7 @@ $(BUILD)/gpu/gfx%.hsaco: $(GPU_SRC)
 DEVICE ?= cuda
 DEVICE_JSON ?= $(BUILD)/device-check.json
 .PHONY: device-check
-device-check: $(BIN) $(BUILD)/tests/test_gpu_kernels $(BUILD)/tests/test_gpu_attention $(BUILD)/tests/test_gpu_models ## checks and measures a GPU in under 8 minutes, one JSON: make device-check DEVICE=cuda:0
+device-check: $(BIN) $(BUILD)/tests/test_gpu_kernels $(BUILD)/tests/test_gpu_attention $(BUILD)/tests/test_gpu_experts $(BUILD)/tests/test_gpu_models ## checks and measures a GPU in under 8 minutes, one JSON: make device-check DEVICE=cuda:0
 	@python3 scripts/device-check.py $(BUILD) $(DEVICE) $(DEVICE_JSON) $(wildcard $(SMOLLM2))
 
 # ---------------------------------------------------------------- the demo

@@ -107,7 +107,7 @@ def main():
             tinyjob.write_model(model)
         check = Check(build, device, model)
         on_it = {"MR_TEST_DEVICE": device}
-        for test in ("kernels", "attention", "models"):
+        for test in ("kernels", "attention", "experts", "models"):
             check.run(f"test_gpu_{test}", [build / "tests" / f"test_gpu_{test}"], 100, on_it)
         bench = check.run("bench device", [build / "millrace", "bench", "device", device, "--json"], 90)
         whole_runs(check, tmp)

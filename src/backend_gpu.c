@@ -310,7 +310,7 @@ static mr_gpu_hold widen_all(mr_gpu *g, const mr_gpu_matrix *w, int m) {
   return MR_GPU_BF16;
 }
 
-static double held_bytes(const mr_gpu_matrix *w) {
+double mr_gpu_held_bytes(const mr_gpu_matrix *w) {
   static const double each[] = {2, 4, 1 + 2.0 / MR_GPU_GROUP, 0.5 + 4.0 / MR_GPU_GROUP};
   return (double)w->of->n * w->k * each[w->hold];
 }
@@ -337,7 +337,7 @@ void mr_gpu_multiply(mr_gpu *g, const mr_gpu_matrix *w, const mr_gpu_bf16 *a, si
                   .warps = MR_GPU_WARPS,
                   .shared = shared};
   g->base.stats.flops += 2.0 * m * w->of->n * w->of->k;
-  g->base.stats.bytes += held_bytes(w);
+  g->base.stats.bytes += mr_gpu_held_bytes(w);
   mr_gpu_launch(g, kernel, grid, &args);
 }
 

@@ -173,6 +173,7 @@ void *mr_gpu_side_take(mr_gpu_side *side, size_t bytes, const void **device);
 void mr_gpu_launch(mr_gpu *g, mr_gpu_kernel k, mr_grid grid, const void *args);
 /* rows x f(x) into `out`, [rows, padded cols]. */
 void mr_gpu_pack_rows(mr_gpu *g, mr_gpu_pack *p, int rows);
+double mr_gpu_held_bytes(const mr_gpu_matrix *w);
 /* y[m, n] of rows that lie packed at a. */
 void mr_gpu_multiply(mr_gpu *g, const mr_gpu_matrix *w, const mr_gpu_bf16 *a, size_t a_plane, int m,
                      float *y, size_t ld, bool accumulate);

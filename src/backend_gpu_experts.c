@@ -1,307 +1,381 @@
-/* Experts on the device. Rows are routed by the host (src/route.h) from the scores, which are
- * waited for; slots are sorted by expert as on the CPU (backend_cpu_experts.c), and each expert's
- * rows, then consecutive, are multiplied with its matrices. */
+/* Experts on the device. A kernel routes the rows as src/route.c does (route.cu), another makes
+ * lists of rows by expert, in order of slots, and the products take their rows and matrices from
+ * these lists: nothing of a layer is waited for. Grids are as large as they may have to be. The
+ * shared expert sees all rows, like any other matrix: its rows come after those of the others. */
 #include "src/backend_gpu_lora.h"
 
-#include <string.h>
+#include <math.h>
 
 #include "io/mem.h"
-#include "src/route.h"
 
-struct mr_gpu_moe {
-  int n, each, width;  /* experts with the shared one; slots of a token; of inner rows */
-  int k[2];            /* padded columns of a packed input and inner row */
-  mr_gpu_bf16 *packed; /* [slots] packed rows, two planes; the device's, as all that follow */
+_Static_assert((int)MR_GPU_SCORE_SOFTMAX == (int)MR_SCORE_SOFTMAX &&
+                   (int)MR_GPU_SCORE_SIGMOID == (int)MR_SCORE_SIGMOID &&
+                   (int)MR_GPU_SCORE_SPARSEMIXER == (int)MR_SCORE_SPARSEMIXER,
+               "kernels/gpu/args.h and src/config.h count alike");
+
+enum { GATE, UP, DOWN, ROLES };
+
+struct mr_gpu_moe {       /* the device's, but for holds */
+  int n, each, width;     /* experts without the shared one; slots of a token; inner columns */
+  mr_gpu_expert *experts; /* [layers, ROLES, n] */
+  uint8_t *holds;         /* [layers, ROLES]: bits of mr_gpu_hold; the host's; owned */
+  mr_gpu_bf16 *packed;    /* [slots] packed rows, two planes */
   size_t plane;
   float *inner[2], *y; /* [slots, width] gate and up; [slots, d_model] */
-  float *gate;         /* [max_tokens] of the shared expert, or NULL */
-  mr_gpu_side side;
-  /* the host's */
-  float *scores;   /* [max_tokens, ld] pinned; owned, as all that follow */
-  float *shared;   /* [max_tokens] pinned */
-  int32_t *chosen; /* [slots] */
-  int32_t *first;  /* [n + 1] slots of expert e: first[e] .. first[e + 1] - 1 */
-  float *room;     /* [2 n] */
+  float *gate;         /* [max_tokens] of the shared expert */
+  /* mr_gpu_route and mr_gpu_sort */
+  float *weight, *factor;
+  int32_t *chosen, *slot, *from, *first, *n_items;
+  mr_gpu_item *items;
 };
 
-typedef struct slots { /* of a step: the host's and the device's */
-  int32_t *from, *slot_of, *first;
-  float *weight, *factor;
-  const int32_t *from_at, *slot_of_at, *first_at;
-  const float *weight_at, *factor_at;
-} slots;
+/* ------------------------------------------------------------------ memory */
+
+#define PIECES 14
+
+typedef struct piece {
+  void *at; /* of a pointer */
+  size_t bytes;
+} piece;
 
 static size_t padded(size_t cols) {
   return (cols + 15) & ~(size_t)15;
 }
 
-static int each_of(const mr_config *c) {
-  return c->n_experts_used + (c->d_shared > 0);
+static size_t most_items(const mr_config *c, size_t tokens) {
+  return tokens * (size_t)c->n_experts_used / MR_GPU_ROWS + (size_t)c->n_experts;
 }
 
-static int width_of(const mr_config *c) {
-  return c->d_expert > c->d_shared ? c->d_expert : c->d_shared;
+static void set_sizes(const mr_config *c, struct mr_gpu_moe *x, size_t tokens) {
+  x->n = c->n_experts;
+  x->each = c->n_experts_used + (c->d_shared > 0);
+  x->width = c->d_expert > c->d_shared ? c->d_expert : c->d_shared;
+  int a = mr_gpu_padded(c->d_model), b = mr_gpu_padded(x->width);
+  x->plane = tokens * (size_t)x->each * (size_t)(a > b ? a : b);
 }
 
-static size_t plane_of(const mr_config *c, size_t n) {
-  int a = mr_gpu_padded(c->d_model), b = mr_gpu_padded(width_of(c));
-  return n * (size_t)(a > b ? a : b);
-}
-
-static size_t side_bytes(size_t n, int experts) {
-  return 4 * (n * sizeof(int32_t) + 64) + ((size_t)experts + 1) * sizeof(int32_t) + 64;
+static void list_pieces(const mr_config *c, struct mr_gpu_moe *x, size_t tokens, piece *all) {
+  size_t slots = tokens * (size_t)x->each, inner = slots * padded((size_t)x->width);
+  const piece list[PIECES] = {
+      {&x->experts, (size_t)c->n_layers * ROLES * (size_t)x->n * sizeof *x->experts},
+      {&x->packed, 2 * x->plane * sizeof *x->packed},
+      {&x->inner[0], inner * sizeof(float)},
+      {&x->inner[1], inner * sizeof(float)},
+      {&x->y, slots * padded((size_t)c->d_model) * sizeof(float)},
+      {&x->gate, tokens * sizeof(float)},
+      {&x->weight, slots * sizeof(float)},
+      {&x->factor, slots * sizeof(float)},
+      {&x->chosen, slots * sizeof(int32_t)},
+      {&x->slot, slots * sizeof(int32_t)},
+      {&x->from, slots * sizeof(int32_t)},
+      {&x->first, ((size_t)x->n + 2) * sizeof(int32_t)},
+      {&x->n_items, sizeof(int32_t)},
+      {&x->items, most_items(c, tokens) * sizeof *x->items}};
+  for (int i = 0; i < PIECES; i++)
+    all[i] = list[i];
 }
 
 size_t mr_gpu_moe_bytes(const mr_model *m, int max_tokens) {
-  const mr_config *c = &m->c;
-  if (c->n_experts < 1)
+  struct mr_gpu_moe x;
+  piece all[PIECES];
+  size_t sum = 0;
+  if (m->c.n_experts < 1)
     return 0;
-  size_t n = (size_t)max_tokens * (size_t)each_of(c);
-  return 4 * plane_of(c, n) +
-         n * (2 * padded((size_t)width_of(c)) + padded((size_t)c->d_model)) * sizeof(float) +
-         side_bytes(n, mr_layer_experts(m)) + (size_t)max_tokens * sizeof(float) + 8 * 256;
+  set_sizes(&m->c, &x, (size_t)max_tokens);
+  list_pieces(&m->c, &x, (size_t)max_tokens, all);
+  for (int i = 0; i < PIECES; i++)
+    sum += (all[i].bytes + 255) & ~(size_t)255;
+  return sum;
 }
 
-static mr_code take_host(mr_gpu *g, struct mr_gpu_moe *x, size_t n) {
-  size_t t = (size_t)g->max_tokens, ld = padded((size_t)g->m->c.n_experts);
-  x->chosen = mr_mem_alloc(n, sizeof *x->chosen);
-  x->first = mr_mem_alloc((size_t)x->n + 2, sizeof *x->first);
-  x->room = mr_mem_alloc(2 * (size_t)x->n, sizeof *x->room);
-  mr_code rc = g->dev->ops->host_alloc(g->dev, t * ld * sizeof(float), (void **)&x->scores);
-  if (!rc)
-    rc = g->dev->ops->host_alloc(g->dev, t * sizeof(float), (void **)&x->shared);
-  return rc ? rc : x->chosen && x->first && x->room ? MR_OK : MR_E_NOMEM;
+/* ------------------------------------------------------------------ the experts' matrices */
+
+static const mr_matrix *matrix_of(const mr_expert *x, int role) {
+  return role == GATE ? &x->gate : role == UP ? &x->up : &x->down;
+}
+
+/* Where the device finds the matrices of a layer. room: [n]. */
+static mr_code put_layer(mr_gpu *g, int layer, mr_gpu_expert *room) {
+  struct mr_gpu_moe *x = g->moe;
+  mr_code rc = MR_OK;
+  for (int role = 0; role < ROLES && !rc; role++) {
+    size_t at = (size_t)layer * ROLES + (size_t)role;
+    for (int e = 0; e < x->n; e++) {
+      const mr_gpu_matrix *w = mr_gpu_find(g, matrix_of(&g->m->layers[layer].experts[e], role));
+      room[e] = (mr_gpu_expert){
+          .w = w->w, .plane = w->plane, .few = w->few, .bias = w->bias, .hold = (int32_t)w->hold};
+      x->holds[at] |= (uint8_t)(1 << w->hold);
+    }
+    rc = mr_device_put(g->dev, g->stream, x->experts + at * (size_t)x->n, room,
+                       (size_t)x->n * sizeof *room);
+  }
+  return rc;
+}
+
+static mr_code put_experts(mr_gpu *g) {
+  struct mr_gpu_moe *x = g->moe;
+  mr_gpu_expert *room = mr_mem_alloc((size_t)x->n, sizeof *room);
+  x->holds = mr_mem_alloc((size_t)g->m->c.n_layers, ROLES);
+  mr_code rc = room && x->holds ? MR_OK : MR_E_NOMEM;
+  for (int i = 0; i < g->m->c.n_layers && !rc; i++)
+    if (g->m->layers[i].experts)
+      rc = put_layer(g, i, room);
+  mr_mem_free(room);
+  return rc;
 }
 
 mr_code mr_gpu_moe_open(mr_gpu *g, mr_err *err) {
   const mr_config *c = &g->m->c;
-  (void)err;
+  piece all[PIECES];
   if (c->n_experts < 1)
     return MR_OK;
+  if (MR_GPU_ROUTE_SHARED(c->n_experts) > g->dev->shared_bytes)
+    return mr_err_set(err, MR_E_UNAVAILABLE,
+                      "%d experts do not fit into the shared memory of device %s (%zu bytes a "
+                      "block); use --device cpu",
+                      c->n_experts, g->dev->name, g->dev->shared_bytes);
   struct mr_gpu_moe *x = g->moe = mr_mem_alloc(1, sizeof *x);
   if (!x)
     return MR_E_NOMEM;
-  size_t n = (size_t)g->max_tokens * (size_t)each_of(c);
-  x->n = mr_layer_experts(g->m);
-  x->each = each_of(c);
-  x->width = width_of(c);
-  x->plane = plane_of(c, n);
-  x->packed = mr_device_take(g->dev, 2 * x->plane * sizeof *x->packed);
-  for (int i = 0; i < 2; i++)
-    x->inner[i] = mr_device_take(g->dev, n * padded((size_t)x->width) * sizeof(float));
-  x->y = mr_device_take(g->dev, n * padded((size_t)c->d_model) * sizeof(float));
-  x->gate = mr_device_take(g->dev, (size_t)g->max_tokens * sizeof(float));
-  if (!x->packed || !x->inner[0] || !x->inner[1] || !x->y || !x->gate)
-    return MR_E_NOMEM;
-  mr_code rc = mr_gpu_side_open(g, &x->side, side_bytes(n, x->n));
-  return rc ? rc : take_host(g, x, n);
+  set_sizes(c, x, (size_t)g->max_tokens);
+  list_pieces(c, x, (size_t)g->max_tokens, all);
+  for (int i = 0; i < PIECES; i++)
+    if (!(*(void **)all[i].at = mr_device_take(g->dev, all[i].bytes)))
+      return MR_E_NOMEM;
+  return put_experts(g);
 }
 
 void mr_gpu_moe_close(mr_gpu *g) {
-  struct mr_gpu_moe *x = g->moe;
-  if (!x)
-    return;
-  void *pinned[] = {x->side.host, x->scores, x->shared};
-  for (size_t i = 0; i < sizeof pinned / sizeof *pinned; i++)
-    if (pinned[i])
-      g->dev->ops->host_release(g->dev, pinned[i]);
-  mr_mem_free(x->chosen);
-  mr_mem_free(x->first);
-  mr_mem_free(x->room);
-  mr_mem_free(x);
+  if (g->moe)
+    mr_mem_free(g->moe->holds);
+  mr_mem_free(g->moe);
 }
 
 /* ------------------------------------------------------------------ routing */
 
-/* The router's scores and the shared expert's gate, on the host. */
-static void fetch_scores(mr_gpu *g, const mr_experts *op) {
-  struct mr_gpu_moe *x = g->moe;
-  size_t t = (size_t)g->batch.n_tokens;
-  if (op->layer->shared_gate) {
-    mr_gpu_dot a = {.x = op->x->p,
-                    .w = mr_gpu_vector_of(g, op->layer->shared_gate, (size_t)op->x->cols),
-                    .out = x->gate,
-                    .ld = op->x->ld,
-                    .norm = mr_gpu_norm_of(g, &op->norm, op->x->cols),
-                    .cols = op->x->cols};
-    mr_gpu_launch(g, MR_GPU_dot,
-                  (mr_grid){.blocks = {(uint32_t)t, 1, 1},
-                            .warps = MR_GPU_WARPS,
-                            .shared = MR_GPU_REDUCE_SHARED},
-                  &a);
-  }
-  if (!g->rc && op->layer->shared_gate)
-    g->rc =
-        g->dev->ops->copy(g->dev, g->stream, MR_TO_HOST, x->shared, x->gate, t * sizeof *x->shared);
-  if (!g->rc)
-    g->rc = g->dev->ops->copy(g->dev, g->stream, MR_TO_HOST, x->scores, op->scores->p,
-                              t * op->scores->ld * sizeof(float));
-  if (!g->rc)
-    g->rc = g->dev->ops->sync(g->dev, g->stream);
+static void open_gate(mr_gpu *g, const mr_experts *op) {
+  mr_gpu_dot a = {.x = op->x->p,
+                  .w = mr_gpu_vector_of(g, op->layer->shared_gate, (size_t)op->x->cols),
+                  .out = g->moe->gate,
+                  .ld = op->x->ld,
+                  .norm = mr_gpu_norm_of(g, &op->norm, op->x->cols),
+                  .cols = op->x->cols};
+  mr_gpu_launch(g, MR_GPU_dot,
+                (mr_grid){.blocks = {(uint32_t)g->batch.n_tokens, 1, 1},
+                          .warps = MR_GPU_WARPS,
+                          .shared = MR_GPU_REDUCE_SHARED},
+                &a);
 }
 
-static void route(mr_gpu *g, const mr_experts *op, float *weight) {
-  struct mr_gpu_moe *x = g->moe;
+static void route(mr_gpu *g, const mr_experts *op) {
   const mr_config *c = &g->m->c;
-  for (int t = 0; t < g->batch.n_tokens; t++) {
-    int32_t *chosen = x->chosen + (size_t)t * (size_t)x->each;
-    float *w = weight + (size_t)t * (size_t)x->each;
-    mr_route(c, x->scores + (size_t)t * op->scores->ld, op->layer->route_bias, x->room, chosen, w);
-    if (c->d_shared == 0)
-      continue;
-    chosen[c->n_experts_used] = c->n_experts;
-    w[c->n_experts_used] = (op->layer->shared_gate ? x->shared[t] : 1) * c->shared_scale;
-  }
+  struct mr_gpu_moe *x = g->moe;
+  mr_gpu_route a = {.scores = op->scores->p,
+                    .ld = op->scores->ld,
+                    .bias = mr_gpu_vector_of(g, op->layer->route_bias, (size_t)x->n),
+                    .gate = op->layer->shared_gate ? x->gate : NULL,
+                    .chosen = x->chosen,
+                    .weight = x->weight,
+                    .slot = x->slot,
+                    .from = x->from,
+                    .tokens = g->batch.n_tokens,
+                    .n = x->n,
+                    .used = c->n_experts_used,
+                    .each = x->each,
+                    .scoring = (int32_t)c->arch.scoring,
+                    .choose_raw = c->arch.choose_raw,
+                    .renorm = c->arch.renorm,
+                    .groups = c->n_group,
+                    .best_groups = c->topk_group,
+                    .group_best = c->group_best,
+                    .scale = c->route_scale,
+                    .shared_scale = c->shared_scale,
+                    .jitter = c->route_jitter};
+  uint32_t blocks = (uint32_t)((a.tokens + MR_GPU_WARPS - 1) / MR_GPU_WARPS);
+  mr_gpu_launch(g, MR_GPU_route,
+                (mr_grid){.blocks = {blocks, 1, 1},
+                          .warps = MR_GPU_WARPS,
+                          .shared = MR_GPU_ROUTE_SHARED(x->n)},
+                &a);
 }
 
-/* A counting sort of slots by expert. Weights that scale the input do not scale the output. */
-static void sort_slots(mr_gpu *g, slots *s) {
-  struct mr_gpu_moe *x = g->moe;
+/* tile: rows of an item. */
+static void sort(mr_gpu *g, int tile) {
   const mr_config *c = &g->m->c;
-  int n = g->batch.n_tokens * x->each;
-  memset(x->first, 0, ((size_t)x->n + 2) * sizeof *x->first);
-  for (int i = 0; i < n; i++)
-    x->first[x->chosen[i] + 2]++;
-  for (int e = 0; e < x->n; e++)
-    x->first[e + 2] += x->first[e + 1];
-  for (int i = 0; i < n; i++) {
-    int32_t at = x->first[x->chosen[i] + 1]++;
-    bool input = c->arch.route_input && x->chosen[i] < c->n_experts;
-    s->slot_of[i] = at;
-    s->from[at] = i / x->each;
-    s->factor[at] = input ? s->weight[i] : 1;
-    if (input)
-      s->weight[i] = 1;
-  }
-  memcpy(s->first, x->first, ((size_t)x->n + 1) * sizeof *s->first);
-}
-
-static bool take_slots(mr_gpu *g, slots *s) {
   struct mr_gpu_moe *x = g->moe;
-  size_t bytes = (size_t)g->batch.n_tokens * (size_t)x->each * sizeof(int32_t);
-  x->side.used = 0;
-  s->from = mr_gpu_side_take(&x->side, bytes, (const void **)&s->from_at);
-  s->slot_of = mr_gpu_side_take(&x->side, bytes, (const void **)&s->slot_of_at);
-  s->weight = mr_gpu_side_take(&x->side, bytes, (const void **)&s->weight_at);
-  s->factor = mr_gpu_side_take(&x->side, bytes, (const void **)&s->factor_at);
-  bytes = ((size_t)x->n + 1) * sizeof *s->first;
-  s->first = mr_gpu_side_take(&x->side, bytes, (const void **)&s->first_at);
-  return s->from && s->slot_of && s->weight && s->factor && s->first;
+  mr_gpu_sort a = {.chosen = x->chosen,
+                   .weight = x->weight,
+                   .slot = x->slot,
+                   .from = x->from,
+                   .first = x->first,
+                   .factor = c->arch.route_input ? x->factor : NULL,
+                   .items = x->items,
+                   .n_items = x->n_items,
+                   .tokens = g->batch.n_tokens,
+                   .n = x->n,
+                   .used = c->n_experts_used,
+                   .each = x->each,
+                   .tile = tile};
+  mr_gpu_launch(g, MR_GPU_sort,
+                (mr_grid){.blocks = {(uint32_t)x->n, 1, 1},
+                          .warps = MR_GPU_WARPS,
+                          .shared = MR_GPU_SORT_SHARED(x->n)},
+                &a);
 }
 
 /* ------------------------------------------------------------------ products */
 
-/* y[slots of e] = packed w_e^T. */
-static void multiply(mr_gpu *g, int e, const mr_matrix *w, size_t plane, float *y, int cols) {
-  struct mr_gpu_moe *x = g->moe;
-  const mr_gpu_matrix *at = mr_gpu_use(g, w);
-  size_t first = (size_t)x->first[e], ld = padded((size_t)cols);
-  int m = x->first[e + 1] - x->first[e];
-  /* inner rows of the shared expert, the last one, may be wider or narrower than the others: each
-   * expert's rows are packed from its first slot on, in the row length of the widest */
-  const mr_gpu_bf16 *a = x->packed + first * (plane_of(&g->m->c, 1));
-  if (m)
-    mr_gpu_multiply(g, at, a, plane, m, y + first * ld, ld, false);
+/* Rows of the chosen experts come first, then those of the shared one. */
+static size_t chosen_rows(const mr_gpu *g) {
+  return (size_t)g->batch.n_tokens * (size_t)g->m->c.n_experts_used;
 }
 
-static void pack_input(mr_gpu *g, const mr_experts *op, const slots *s, int e, size_t plane) {
+static size_t plane_of(const mr_gpu *g) {
+  return g->scheme == MR_GPU_EXACT ? g->moe->plane : 0;
+}
+
+/* 64 rows where an expert has as many on average and shared memory holds them for all that the
+ * layer has. No bits depend on it. */
+static int tile_rows(const mr_gpu *g, const uint8_t *holds) {
+  int rows = (int)chosen_rows(g) / g->moe->n;
+  for (int hold = MR_GPU_BF16; hold <= MR_GPU_INT4; hold++)
+    for (int role = 0; role < ROLES; role++)
+      if (holds[role] >> hold & 1 && MR_GPU_GEMM_SHARED(64, hold) > g->dev->shared_bytes)
+        return 16;
+  return rows > 32 ? 64 : 16;
+}
+
+/* y[rows of all experts] = packed w^T; a launch for each way that weights are held. */
+static void multiply(mr_gpu *g, int layer, int role, int tile, float *y, int n, int k) {
+  static const mr_gpu_kernel kernels[4][2] = {{MR_GPU_grouped16_bf16, MR_GPU_grouped64_bf16},
+                                              {MR_GPU_grouped16_pair, MR_GPU_grouped64_pair},
+                                              {MR_GPU_grouped16_int8, MR_GPU_grouped64_int8},
+                                              {MR_GPU_grouped16_int4, MR_GPU_grouped64_int4}};
   struct mr_gpu_moe *x = g->moe;
-  size_t first = (size_t)x->first[e];
+  size_t at = (size_t)layer * ROLES + (size_t)role;
+  int rows = (int)chosen_rows(g);
+  mr_gpu_grouped a = {.experts = x->experts + at * (size_t)x->n,
+                      .items = x->items,
+                      .n_items = x->n_items,
+                      .a = x->packed,
+                      .a_plane = plane_of(g),
+                      .y = y,
+                      .ld = padded((size_t)(role == DOWN ? n : x->width)),
+                      .n = n,
+                      .k = mr_gpu_padded(k)};
+  int items = rows / tile + (x->n < rows ? x->n : rows); /* at most */
+  for (int hold = MR_GPU_BF16; hold <= MR_GPU_INT4; hold++) {
+    mr_grid grid = {
+        .blocks = {(uint32_t)((n + MR_GPU_GEMM_COLS - 1) / MR_GPU_GEMM_COLS), (uint32_t)items, 1},
+        .warps = MR_GPU_WARPS,
+        .shared = MR_GPU_GEMM_SHARED(tile, hold)};
+    if (x->holds[at] >> hold & 1)
+      mr_gpu_launch(g, kernels[hold][tile == 64], grid, &a);
+  }
+  /* which experts are met is known to the device alone: so many if all are as likely */
+  double met = x->n * (1 - pow(1 - (double)g->m->c.n_experts_used / x->n, g->batch.n_tokens));
+  const mr_expert *first = &g->m->layers[layer].experts[0];
+  g->base.stats.flops += 2.0 * rows * n * k;
+  g->base.stats.bytes += met * mr_gpu_held_bytes(mr_gpu_find(g, matrix_of(first, role)));
+}
+
+static void pack_input(mr_gpu *g, const mr_experts *op, bool shared) {
+  struct mr_gpu_moe *x = g->moe;
+  size_t first = shared ? chosen_rows(g) : 0;
   mr_gpu_pack p = {.x = op->x->p,
                    .ld = op->x->ld,
-                   .out = x->packed + first * plane_of(&g->m->c, 1),
-                   .plane = plane,
-                   .from = s->from_at + first,
-                   .factor = s->factor_at + first,
+                   .out = x->packed + first * (size_t)mr_gpu_padded(op->x->cols),
+                   .plane = plane_of(g),
+                   .from = shared ? NULL : x->from,
+                   .factor = !shared && g->m->c.arch.route_input ? x->factor : NULL,
                    .norm = mr_gpu_norm_of(g, &op->norm, op->x->cols),
                    .cols = op->x->cols};
-  mr_gpu_pack_rows(g, &p, x->first[e + 1] - x->first[e]);
+  mr_gpu_pack_rows(g, &p, shared ? g->batch.n_tokens : (int)chosen_rows(g));
 }
 
-static void pack_inner(mr_gpu *g, int e, int cols, size_t plane) {
+static void pack_inner(mr_gpu *g, bool shared) {
   struct mr_gpu_moe *x = g->moe;
   const mr_config *c = &g->m->c;
-  size_t first = (size_t)x->first[e], ld = padded((size_t)x->width);
+  size_t first = shared ? chosen_rows(g) : 0, ld = padded((size_t)x->width);
   mr_gpu_pack p = {.x = x->inner[0] + first * ld,
                    .up = x->inner[1] + first * ld,
                    .ld = ld,
                    .ld_up = ld,
-                   .out = x->packed + first * plane_of(c, 1),
-                   .plane = plane,
+                   .out = x->packed + first * (size_t)mr_gpu_padded(c->d_expert),
+                   .plane = plane_of(g),
                    .norm = {.kind = MR_GPU_NORM_NONE},
                    .gate = 1,
                    .act = c->arch.swiglu_clamp ? MR_GPU_CLAMPED : (int32_t)c->arch.act,
                    .act_p = {c->act_alpha, c->act_limit},
-                   .cols = cols};
-  mr_gpu_pack_rows(g, &p, x->first[e + 1] - x->first[e]);
+                   .cols = shared ? c->d_shared : c->d_expert};
+  mr_gpu_pack_rows(g, &p, shared ? g->batch.n_tokens : (int)chosen_rows(g));
 }
 
-static int rows_of(const struct mr_gpu_moe *x, int e) {
-  return x->first[e + 1] - x->first[e];
+/* y = a row of the shared expert; k: padded columns of the chosen ones' packed rows, before. */
+static void multiply_shared(mr_gpu *g, const mr_matrix *w, int k, float *y, size_t ld) {
+  size_t first = chosen_rows(g);
+  mr_gpu_multiply(g, mr_gpu_use(g, w), g->moe->packed + first * (size_t)k, plane_of(g),
+                  g->batch.n_tokens, y + first * ld, ld, false);
 }
 
 /* What adapters add to gate and up, or to down. */
-static void adapt(mr_gpu *g, const mr_experts *op, const slots *s, size_t plane, bool down) {
-  struct mr_gpu_moe *x = g->moe;
-  mr_gpu_lora_experts a = {.layer = op->layer,
-                           .a = x->packed,
-                           .plane = plane,
-                           .a_first = plane_of(&g->m->c, 1),
-                           .first = s->first_at,
-                           .from = s->from_at,
-                           .y = {down ? x->y : x->inner[0], down ? NULL : x->inner[1]},
-                           .ld = padded((size_t)(down ? g->m->c.d_model : x->width))};
-  if (!mr_gpu_lora_has_experts(g))
-    return;
-  for (int e = 0; e < x->n; e++)
-    a.most = rows_of(x, e) > a.most ? rows_of(x, e) : a.most;
-  mr_gpu_lora_run_experts(g, &a);
-}
-
-static void multiply_all(mr_gpu *g, const mr_experts *op, const slots *s) {
+static void adapt(mr_gpu *g, const mr_experts *op, bool down) {
   struct mr_gpu_moe *x = g->moe;
   const mr_config *c = &g->m->c;
-  size_t plane = g->scheme == MR_GPU_EXACT ? x->plane : 0;
-  for (int e = 0; e < x->n; e++) {
-    const mr_expert *w = &op->layer->experts[e];
-    if (!rows_of(x, e))
-      continue;
-    pack_input(g, op, s, e, plane);
-    multiply(g, e, &w->gate, plane, x->inner[0], x->width);
-    multiply(g, e, &w->up, plane, x->inner[1], x->width);
+  mr_gpu_lora_experts a = {.layer = op->layer,
+                           .a = x->packed,
+                           .plane = plane_of(g),
+                           .a_first = (size_t)mr_gpu_padded(down ? c->d_expert : c->d_model),
+                           .first = x->first,
+                           .from = x->from,
+                           .rows = (int)chosen_rows(g) / x->n,
+                           .y = {down ? x->y : x->inner[0], down ? NULL : x->inner[1]},
+                           .ld = padded((size_t)(down ? c->d_model : x->width))};
+  if (mr_gpu_lora_has_experts(g))
+    mr_gpu_lora_run_experts(g, &a);
+}
+
+static void multiply_all(mr_gpu *g, const mr_experts *op, int layer, int tile) {
+  struct mr_gpu_moe *x = g->moe;
+  const mr_config *c = &g->m->c;
+  const mr_expert *last = c->d_shared > 0 ? &op->layer->experts[x->n] : NULL;
+  size_t ld = padded((size_t)x->width);
+  int k = mr_gpu_padded(c->d_model), inner = mr_gpu_padded(c->d_expert);
+  pack_input(g, op, false);
+  multiply(g, layer, GATE, tile, x->inner[0], c->d_expert, c->d_model);
+  multiply(g, layer, UP, tile, x->inner[1], c->d_expert, c->d_model);
+  if (last) {
+    pack_input(g, op, true);
+    multiply_shared(g, &last->gate, k, x->inner[0], ld);
+    multiply_shared(g, &last->up, k, x->inner[1], ld);
   }
-  adapt(g, op, s, plane, false);
-  for (int e = 0; e < x->n; e++) {
-    if (!rows_of(x, e))
-      continue;
-    pack_inner(g, e, e < c->n_experts ? c->d_expert : c->d_shared, plane);
-    multiply(g, e, &op->layer->experts[e].down, plane, x->y, c->d_model);
+  adapt(g, op, false);
+  pack_inner(g, false);
+  multiply(g, layer, DOWN, tile, x->y, c->d_model, c->d_expert);
+  if (last) {
+    pack_inner(g, true);
+    multiply_shared(g, &last->down, inner, x->y, padded((size_t)c->d_model));
   }
-  adapt(g, op, s, plane, true);
+  adapt(g, op, true);
 }
 
 void mr_gpu_run_experts(mr_backend *b, const mr_experts *op) {
   mr_gpu *g = (mr_gpu *)b;
   struct mr_gpu_moe *x = g->moe;
-  slots s;
-  fetch_scores(g, op);
-  if (g->rc)
-    return;
-  if (!take_slots(g, &s)) {
-    g->rc = MR_E_INTERNAL;
-    return;
-  }
-  route(g, op, s.weight);
-  sort_slots(g, &s);
-  g->rc = g->dev->ops->copy(g->dev, g->stream, MR_TO_DEVICE, x->side.device, x->side.host,
-                            x->side.used);
-  multiply_all(g, op, &s);
+  int layer = (int)(op->layer - g->m->layers);
+  int tile = tile_rows(g, x->holds + (size_t)layer * ROLES);
+  if (op->layer->shared_gate)
+    open_gate(g, op);
+  route(g, op);
+  sort(g, tile);
+  mr_gpu_use(g, &op->layer->experts[0].gate); /* a layer that comes over comes as a whole */
+  multiply_all(g, op, layer, tile);
   mr_gpu_mix a = {.out = op->out->p,
                   .y = x->y,
                   .ld_out = op->out->ld,
                   .ld_y = padded((size_t)g->m->c.d_model),
-                  .weight = s.weight_at,
-                  .slot = s.slot_of_at,
+                  .weight = x->weight,
+                  .slot = x->slot,
                   .each = x->each,
                   .cols = op->out->cols};
   mr_gpu_launch(g, MR_GPU_mix,

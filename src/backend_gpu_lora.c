@@ -456,7 +456,7 @@ void mr_gpu_lora_run_experts(mr_gpu *g, const mr_gpu_lora_experts *op) {
   struct mr_gpu_adapters *x = g->adapters;
   const layer *y = &x->layers[op->layer - g->m->layers];
   bool pair = g->scheme == MR_GPU_EXACT, inner = op->y[1];
-  int tiles = (op->most + MR_GPU_ROWS - 1) / MR_GPU_ROWS, experts = mr_layer_experts(g->m);
+  int tiles = op->rows / MR_GPU_ROWS + 1, experts = mr_layer_experts(g->m);
   mr_gpu_lora a = {.a = op->a,
                    .a_plane = op->plane,
                    .mid = x->mid,
@@ -467,6 +467,7 @@ void mr_gpu_lora_run_experts(mr_gpu *g, const mr_gpu_lora_experts *op) {
                              .from = op->from,
                              .adapter = x->of_at,
                              .adapters = x->l->n,
+                             .step = tiles,
                              .a_first = op->a_first}};
   launch(g, &y->part[inner ? IN : BACK], true, pair, tiles, experts, &a);
   for (int i = 0; i < 1 + inner; i++) {

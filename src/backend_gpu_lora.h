@@ -33,7 +33,7 @@ typedef struct mr_gpu_lora_experts {
   size_t plane;   /* of a */
   size_t a_first; /* rows of expert e begin at a_first * first[e], each padded by itself */
   const int32_t *first, *from; /* on the device: mr_gpu_lora_slots */
-  int most;                    /* rows of an expert, at most */
+  int rows;                    /* of an expert, on average: its blocks are that many */
   float *y[2];                 /* [slots, ld]: gate and up, or down and NULL */
   size_t ld;
 } mr_gpu_lora_experts;

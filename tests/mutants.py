@@ -35,6 +35,10 @@ MUTANTS = [
     ("a row gets the adapter of its neighbour", "lora.cu", "a.slots.adapter[a.slots.from[b.first + r]] == b.adapter);", "true);", SYNC, "gpu_kernels"),
     ("what a group left of a row is not taken", "attn.cu", "float total = before ? before[c] : 0", "float total = 0", SYNC, "gpu_attention"),
     ("a member's position is taken for its place in the group", "attn.cu", "return a.members ? a.members[token] : token;", "return token;", SYNC, "gpu_attention"),
+    ("an expert is looked for while the last one is struck out", "route.cu", "s.choice[best] = MR_MINUS_INF;\n    MR_WARP_SYNC();", "s.choice[best] = MR_MINUS_INF;", SYNC, "gpu_experts"),
+    ("experts outside the best groups are chosen", "route.cu", "for (int drop = a.groups - a.best_groups; drop > 0; drop--) {", "for (int drop = 0; drop > 0; drop--) {", MFMA, "gpu_experts"),
+    ("counts of an expert's rows are written over", "route.cu", "at += s->of_warp[w];\n    }\n    MR_BARRIER();", "at += s->of_warp[w];\n    }", SYNC, "gpu_experts"),
+    ("an expert's weights are taken for another type", "gemm.cu", "if (e.hold != KIND)\n    return;", "", SYNC, "gpu_experts"),
     ("a row out of reach is not computed again", "attn.cu", "return !(mr_abs(max - a.phi) < a.reach);", "return false;", SYNC, "gpu_attention"),
 ]
 # of the host: name, file, text, what it becomes, test program
@@ -43,6 +47,7 @@ HOST_MUTANTS = [
      "return rc;", "gpu_stream"),
     ("weights come while the ones before are in use", "src/backend_gpu_stream.c", "mr_code rc = o->wait(g->dev, s->copy, s->free[at]);",
      "mr_code rc = MR_OK;", "gpu_stream"),
+    ("rows of the shared expert lie among the others", "src/backend_gpu_experts.c", "size_t first = shared ? chosen_rows(g) : 0;", "size_t first = 0;", "gpu_models"),
     ("a group shares a split that only begins alike", "src/backend_gpu_groups.c", "return n / SPLIT_PAGES;", "return up(n, SPLIT_PAGES);", "gpu_groups"),
     ("a parked page is written again before it was copied", "src/engine_device.c", "mr_code rc = d->dev->ops->sync(d->dev, d->stream);\n  return rc ? rc\n",
      "mr_code rc = MR_OK;\n  return rc ? rc\n", "engine_device"),

@@ -5,6 +5,7 @@
 #include "kernels/gpu/gemm.cu"
 #include "kernels/gpu/lora.cu"
 #include "kernels/gpu/attn.cu"
+#include "kernels/gpu/route.cu"
 #include "kernels/gpu/top.cu"
 #include "kernels/gpu/peak.cu"
 

@@ -101,6 +101,32 @@ typedef struct mr_gpu_gemm {
   int32_t accumulate;
 } mr_gpu_gemm;
 
+/* A matrix of an expert, and consecutive rows that are multiplied with it. */
+typedef struct mr_gpu_expert {
+  const mr_gpu_bf16 *w;
+  size_t plane;
+  mr_gpu_few few; /* in place of w */
+  const float *bias;
+  int32_t hold;
+} mr_gpu_expert;
+typedef struct mr_gpu_item {
+  int32_t expert, first, n;
+} mr_gpu_item;
+
+/* y[rows of item i] = a[the same rows] w[its expert]^T + bias, where that is held as the kernel
+ * takes it. Blocks: (ceil(n / 64), most items that there can be); an item has the tile's rows at
+ * most. */
+typedef struct mr_gpu_grouped {
+  const mr_gpu_expert *experts;
+  const mr_gpu_item *items;
+  const int32_t *n_items;
+  const mr_gpu_bf16 *a; /* [rows, k] */
+  size_t a_plane;
+  float *y; /* [rows, ld] */
+  size_t ld;
+  int32_t n, k;
+} mr_gpu_grouped;
+
 /* out[n, k] = weights of few bits, each rounded as in the tiles of the products. Blocks: n. */
 typedef struct mr_gpu_widen {
   mr_gpu_few few;
@@ -132,14 +158,15 @@ typedef struct mr_gpu_lora_slots {
   const int32_t *from;  /* [slots] token */
   const int32_t *adapter; /* [tokens] from 1; 0: none */
   int32_t adapters;       /* links: [experts, adapters] */
+  int32_t step;           /* blocks that share the tiles of an expert */
   size_t a_first;         /* expert e's rows of a begin at a_first * first[e] */
 } mr_gpu_lora_slots;
 
 /* lora_down: mid[place] = w a[row[place]], rounded as packed rows are. Blocks: (ceil(n /
  * MR_GPU_ROWS), tiles, heads). lora_up: y[row[place]] += w mid[place] + bias. Blocks: (ceil(n /
  * 64), tiles, heads); n and heads are the
- * largest of all links. With slots the blocks are (.., tiles of the expert that has most, experts),
- * a place is a slot, and a_ld is k padded to MR_GPU_K. */
+ * largest of all links. With slots the blocks are (.., slots.step, experts), each with every so
+ * many tiles of an expert, a place is a slot, and a_ld is k padded to MR_GPU_K. */
 typedef struct mr_gpu_lora {
   const mr_gpu_bf16 *a; /* [rows, a_ld] */
   size_t a_plane, a_ld;
@@ -264,6 +291,45 @@ typedef struct mr_gpu_attn {
   mr_gpu_attn_shared at;
 } mr_gpu_attn;
 
+enum mr_gpu_scoring { /* mr_scoring of src/config.h */
+                      MR_GPU_SCORE_SOFTMAX,
+                      MR_GPU_SCORE_SIGMOID,
+                      MR_GPU_SCORE_SPARSEMIXER
+};
+
+/* The experts of each token, the best first, and their weights (src/route.h). A token has `each`
+ * slots: `used` experts', and where each is more the last is the shared expert's. Blocks:
+ * ceil(tokens / MR_GPU_WARPS), a warp a token; shared: MR_GPU_WARPS * 3 * n floats. */
+typedef struct mr_gpu_route {
+  const float *scores; /* [tokens, ld] of the router */
+  size_t ld;
+  const float *bias; /* [n] on the choice, or NULL */
+  const float *gate; /* [tokens] on the shared expert's weight, or NULL */
+  int32_t *chosen;   /* [tokens, used] */
+  float *weight;     /* [tokens, each] */
+  /* of the shared expert, whose rows come after tokens * used others: [tokens, each] rows of slots,
+   * [tokens * each] tokens of rows */
+  int32_t *slot, *from;
+  int32_t tokens, n, used, each;
+  int32_t scoring, choose_raw, renorm;
+  int32_t groups, best_groups, group_best; /* groups 0: none */
+  float scale, shared_scale, jitter;
+} mr_gpu_route;
+
+/* Rows by expert, those of one in order of slots; each expert's rows in items of `tile` rows.
+ * Blocks: n; shared: MR_GPU_SORT_SHARED. tokens * used < 2^31. */
+typedef struct mr_gpu_sort {
+  const int32_t *chosen; /* [tokens, used] */
+  float *weight;         /* [tokens, each] */
+  int32_t *slot;         /* [tokens, each]: rows of the slots */
+  int32_t *from;         /* [tokens * each]: the token of a row */
+  int32_t *first;     /* [n + 2]: where each expert's rows begin, the shared one's, and all end */
+  float *factor;      /* [tokens * used]: the row's weight, which then is 1; or NULL */
+  mr_gpu_item *items; /* [tokens * used / tile + n] */
+  int32_t *n_items;
+  int32_t tokens, n, used, each, tile;
+} mr_gpu_sort;
+
 /* out[t] = sum over its slots i of weight[i] * y[slot[i]], in order. A block a token. */
 typedef struct mr_gpu_mix {
   float *out;
@@ -333,6 +399,14 @@ typedef struct mr_gpu_peak {
   X(gemm64_int8, mr_gpu_gemm)                                                                      \
   X(gemm16_int4, mr_gpu_gemm)                                                                      \
   X(gemm64_int4, mr_gpu_gemm)                                                                      \
+  X(grouped16_bf16, mr_gpu_grouped)                                                                \
+  X(grouped64_bf16, mr_gpu_grouped)                                                                \
+  X(grouped16_pair, mr_gpu_grouped)                                                                \
+  X(grouped64_pair, mr_gpu_grouped)                                                                \
+  X(grouped16_int8, mr_gpu_grouped)                                                                \
+  X(grouped64_int8, mr_gpu_grouped)                                                                \
+  X(grouped16_int4, mr_gpu_grouped)                                                                \
+  X(grouped64_int4, mr_gpu_grouped)                                                                \
   X(widen_int8, mr_gpu_widen)                                                                      \
   X(widen_int4, mr_gpu_widen)                                                                      \
   X(lora_down_bf16, mr_gpu_lora)                                                                   \
@@ -350,6 +424,8 @@ typedef struct mr_gpu_peak {
   X(attn_uni_wide, mr_gpu_attn)                                                                    \
   X(merge, mr_gpu_attn)                                                                            \
   X(merge_uni, mr_gpu_attn)                                                                        \
+  X(route, mr_gpu_route)                                                                           \
+  X(sort, mr_gpu_sort)                                                                             \
   X(mix, mr_gpu_mix)                                                                               \
   X(dot, mr_gpu_dot)                                                                               \
   X(top, mr_gpu_top)                                                                               \
@@ -390,6 +466,8 @@ typedef enum mr_gpu_kernel {
   (256 * 4 + MR_GPU_TOP_WARPS * 4 + 7 * 4 + MR_GPU_BEST * 8 +                                      \
    2 * sizeof(float) * (((size_t)(cols) + MR_GPU_MASS - 1) / MR_GPU_MASS))
 
+#define MR_GPU_ROUTE_SHARED(n) ((size_t)MR_GPU_WARPS * 3 * (size_t)(n) * sizeof(float))
+#define MR_GPU_SORT_SHARED(n) ((size_t)(2 + MR_GPU_WARPS + (n)) * sizeof(int32_t))
 #define MR_GPU_REDUCE_SHARED (2 * MR_GPU_WARPS * sizeof(float)) /* of kernels with a norm */
 
 #endif

@@ -6,6 +6,7 @@
  * PAIR: both sides have a second plane with what rounding left; three products then give 16 bits
  * (the fourth is below them). INT8, INT4: weights of few bits (few.h), rounded to bfloat16 in the
  * tile; or all of a matrix before, for a product of many rows (widen). The same numbers either way.
+ * Grouped: the rows of all experts in one launch.
  */
 #include "kernels/gpu/few.h"
 
@@ -108,12 +109,12 @@ MR_FN void put(const mr_gpu_gemm &a, const mr_frag_c &c, int m0, int n0) {
   }
 }
 
-template <int ROWS, int KIND> MR_FN void gemm(const mr_gpu_gemm &a) {
+template <int ROWS, int KIND> MR_FN void gemm(const mr_gpu_gemm &a, int m0) {
   /* 16 rows: the warps share the columns; 64: the rows */
   enum { TILES = ROWS == 16 ? 1 : COLS / 16 };
   gemm_shared<ROWS, KIND> *s = (gemm_shared<ROWS, KIND> *)mr_shared();
   gemm_raw<KIND> *raw = (gemm_raw<KIND> *)(s + 1);
-  int n0 = MR_BLOCK(0) * COLS, m0 = MR_BLOCK(1) * ROWS, steps = a.k / MR_GPU_K;
+  int n0 = MR_BLOCK(0) * COLS, steps = a.k / MR_GPU_K;
   int warp = MR_THREAD / MR_WARP, row = ROWS == 16 ? 0 : 16 * warp,
       col = ROWS == 16 ? 16 * warp : 0;
   mr_frag_c c[TILES];
@@ -142,33 +143,73 @@ template <int ROWS, int KIND> MR_FN void gemm(const mr_gpu_gemm &a) {
     put(a, c[t], m0 + row, n0 + col + 16 * t);
 }
 
+/* Rows of one expert: what is to do was written on the device (route.cu). */
+template <int ROWS, int KIND> MR_FN void grouped(const mr_gpu_grouped &a) {
+  int at = MR_BLOCK(1);
+  if (at >= *a.n_items)
+    return;
+  mr_gpu_item item = a.items[at];
+  mr_gpu_expert e = a.experts[item.expert];
+  if (e.hold != KIND)
+    return;
+  size_t first = (size_t)item.first;
+  gemm<ROWS, KIND>(mr_gpu_gemm{a.a + first * (size_t)a.k, e.w, a.a_plane, e.plane, e.few, e.bias,
+                               a.y + first * a.ld, a.ld, item.n, a.n, a.k, 0},
+                   0);
+}
+
 #undef LD
 #undef COLS
 #undef STAGES
 
 MR_GPU_KERNEL(gemm16_bf16, mr_gpu_gemm, MR_GPU_WARPS) {
-  gemm<16, MR_GPU_BF16>(a);
+  gemm<16, MR_GPU_BF16>(a, MR_BLOCK(1) * 16);
 }
 MR_GPU_KERNEL(gemm64_bf16, mr_gpu_gemm, MR_GPU_WARPS) {
-  gemm<64, MR_GPU_BF16>(a);
+  gemm<64, MR_GPU_BF16>(a, MR_BLOCK(1) * 64);
 }
 MR_GPU_KERNEL(gemm16_pair, mr_gpu_gemm, MR_GPU_WARPS) {
-  gemm<16, MR_GPU_PAIR>(a);
+  gemm<16, MR_GPU_PAIR>(a, MR_BLOCK(1) * 16);
 }
 MR_GPU_KERNEL(gemm64_pair, mr_gpu_gemm, MR_GPU_WARPS) {
-  gemm<64, MR_GPU_PAIR>(a);
+  gemm<64, MR_GPU_PAIR>(a, MR_BLOCK(1) * 64);
 }
 MR_GPU_KERNEL(gemm16_int8, mr_gpu_gemm, MR_GPU_WARPS) {
-  gemm<16, MR_GPU_INT8>(a);
+  gemm<16, MR_GPU_INT8>(a, MR_BLOCK(1) * 16);
 }
 MR_GPU_KERNEL(gemm64_int8, mr_gpu_gemm, MR_GPU_WARPS) {
-  gemm<64, MR_GPU_INT8>(a);
+  gemm<64, MR_GPU_INT8>(a, MR_BLOCK(1) * 64);
 }
 MR_GPU_KERNEL(gemm16_int4, mr_gpu_gemm, MR_GPU_WARPS) {
-  gemm<16, MR_GPU_INT4>(a);
+  gemm<16, MR_GPU_INT4>(a, MR_BLOCK(1) * 16);
 }
 MR_GPU_KERNEL(gemm64_int4, mr_gpu_gemm, MR_GPU_WARPS) {
-  gemm<64, MR_GPU_INT4>(a);
+  gemm<64, MR_GPU_INT4>(a, MR_BLOCK(1) * 64);
+}
+
+MR_GPU_KERNEL(grouped16_bf16, mr_gpu_grouped, MR_GPU_WARPS) {
+  grouped<16, MR_GPU_BF16>(a);
+}
+MR_GPU_KERNEL(grouped64_bf16, mr_gpu_grouped, MR_GPU_WARPS) {
+  grouped<64, MR_GPU_BF16>(a);
+}
+MR_GPU_KERNEL(grouped16_pair, mr_gpu_grouped, MR_GPU_WARPS) {
+  grouped<16, MR_GPU_PAIR>(a);
+}
+MR_GPU_KERNEL(grouped64_pair, mr_gpu_grouped, MR_GPU_WARPS) {
+  grouped<64, MR_GPU_PAIR>(a);
+}
+MR_GPU_KERNEL(grouped16_int8, mr_gpu_grouped, MR_GPU_WARPS) {
+  grouped<16, MR_GPU_INT8>(a);
+}
+MR_GPU_KERNEL(grouped64_int8, mr_gpu_grouped, MR_GPU_WARPS) {
+  grouped<64, MR_GPU_INT8>(a);
+}
+MR_GPU_KERNEL(grouped16_int4, mr_gpu_grouped, MR_GPU_WARPS) {
+  grouped<16, MR_GPU_INT4>(a);
+}
+MR_GPU_KERNEL(grouped64_int4, mr_gpu_grouped, MR_GPU_WARPS) {
+  grouped<64, MR_GPU_INT4>(a);
 }
 
 template <int KIND> MR_FN void widen(const mr_gpu_widen &a) {

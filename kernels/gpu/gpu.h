@@ -6,7 +6,7 @@
  *     MR_THREAD, MR_LANE, MR_BLOCK(0..2), MR_THREADS; MR_WARP lanes a warp: 32, or 64 on CDNA
  *     T *s = (T *)mr_shared();          all shared memory of the block is dynamic
  *     MR_BARRIER(), MR_WARP_SYNC()      of the block, of a warp
- *     mr_warp_xor, mr_warp_sum, mr_warp_max
+ *     mr_warp_xor, mr_warp_sum, mr_warp_max, mr_warp_ballot
  *     mr_async16, mr_async_commit, mr_async_wait<N>    global to shared; AMD: an ordinary copy
  *     mr_frag_a, _b, _c and mr_mma      a warp's 16x16x16 product of bfloat16, float32 sums
  *
@@ -299,6 +299,47 @@ MR_FN float mr_warp_max(float x) {
     x = mr_max(x, mr_warp_xor(x, m));
   return x;
 }
+
+/* Which lanes say yes, a bit each, lane 0 the lowest; how many bits are set. */
+#if defined(MR_EMU)
+typedef struct mr_emu_vote {
+  bool yes;
+  uint64_t all;
+} mr_emu_vote;
+static void mr_emu_ballot(void **slots) {
+  uint64_t all = 0;
+  for (int i = 0; i < MR_WARP; i++)
+    all |= (uint64_t)((mr_emu_vote *)slots[i])->yes << i;
+  for (int i = 0; i < MR_WARP; i++)
+    ((mr_emu_vote *)slots[i])->all = all;
+}
+MR_FN uint64_t mr_warp_ballot(bool yes) {
+  mr_emu_vote v = {yes, 0};
+  mr_emu_warp(mr_emu_ballot, &v, __LINE__);
+  return v.all;
+}
+MR_FN int mr_bits_set(uint64_t x) {
+  return __builtin_popcountll(x);
+}
+#elif defined(MR_CUDA)
+MR_FN uint64_t mr_warp_ballot(bool yes) {
+  return __ballot_sync(0xffffffffu, yes);
+}
+MR_FN int mr_bits_set(uint64_t x) {
+  return __popcll(x);
+}
+#else
+MR_FN uint64_t mr_warp_ballot(bool yes) {
+#if MR_WARP == 64
+  return __builtin_amdgcn_ballot_w64(yes);
+#else
+  return __builtin_amdgcn_ballot_w32(yes);
+#endif
+}
+MR_FN int mr_bits_set(uint64_t x) {
+  return __builtin_popcountll(x);
+}
+#endif
 
 /* Sum over the block of MR_GPU_WARPS warps, the same in all threads. room: [MR_GPU_WARPS] shared,
  * free again after the next barrier. */

@@ -117,12 +117,13 @@ MR_FN int lora_next(const mr_gpu_lora &a, const lora_block &b, int last) {
   return next;
 }
 
-MR_FN lora_block lora_begin(const mr_gpu_lora &a) {
+/* m <= 0: the expert has no such tile. */
+MR_FN lora_block lora_begin(const mr_gpu_lora &a, int tile) {
   if (!a.slots.first) {
-    const mr_gpu_lora_tile &t = a.tiles[MR_BLOCK(1)];
+    const mr_gpu_lora_tile &t = a.tiles[tile];
     return lora_block{t.first, t.m, 0, t.link + 1};
   }
-  int e = MR_BLOCK(2), first = a.slots.first[e] + MR_BLOCK(1) * ROWS;
+  int e = MR_BLOCK(2), first = a.slots.first[e] + tile * ROWS;
   lora_block b = {first, mr_imin(ROWS, a.slots.first[e + 1] - first), e, 0};
   b.adapter = lora_next(a, b, 0);
   return b;
@@ -191,9 +192,8 @@ MR_FN void lora_up(const mr_gpu_lora &a, const lora_block &b, const mr_gpu_lora_
 }
 
 /* Barriers are the same for all: what is asked here is the block's. */
-template <int COLS, int KIND> MR_FN void lora(const mr_gpu_lora &a) {
-  int n0 = MR_BLOCK(0) * COLS, head = a.slots.first ? 0 : MR_BLOCK(2);
-  lora_block b = lora_begin(a);
+template <int COLS, int KIND>
+MR_FN void lora_tile(const mr_gpu_lora &a, lora_block b, int n0, int head) {
   for (; b.adapter; b.adapter = lora_after(a, b)) {
     const mr_gpu_lora_link &l = a.links[b.expert * a.slots.adapters + b.adapter - 1];
     if (n0 >= l.n || head >= l.heads)
@@ -202,6 +202,16 @@ template <int COLS, int KIND> MR_FN void lora(const mr_gpu_lora &a) {
       lora_down<KIND>(a, b, l, head, n0);
     else
       lora_up<KIND>(a, b, l, head, n0);
+  }
+}
+
+template <int COLS, int KIND> MR_FN void lora(const mr_gpu_lora &a) {
+  int n0 = MR_BLOCK(0) * COLS, head = a.slots.first ? 0 : MR_BLOCK(2);
+  for (int tile = MR_BLOCK(1);; tile += a.slots.step) {
+    lora_block b = lora_begin(a, tile);
+    lora_tile<COLS, KIND>(a, b, n0, head);
+    if (!a.slots.first || b.m <= 0)
+      return;
   }
 }
 

@@ -714,8 +714,9 @@ static void check_lora_slots(rig *r, bool pair) {
                                      .from = rig_put(r, from, sizeof from),
                                      .adapter = rig_put(r, adapter, sizeof adapter),
                                      .adapters = LORA_LINKS,
+                                     .step = 1,
                                      .a_first = t.args.a_ld};
-  run_lora(r, &t, 2, 2);
+  run_lora(r, &t, 1, 2);
   lora_free(r, &t);
 }
 
