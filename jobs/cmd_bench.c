@@ -43,9 +43,8 @@ static const char usage[] =
     "      --json            print one JSON object\n"
     "  -h, --help            print this page\n"
     "\n"
-    "Decoding is timed with the whole batch in flight. Before the clock starts memory is touched "
-    "and\n"
-    "the prompts run once, so that caches and clock rates are those of a long job.\n"
+    "Decoding is timed with the whole batch in flight. Before the clock starts memory is touched\n"
+    "and the prompts run once, so that caches and clock rates are those of a long job.\n"
     "mfu and mbu are shares of what this machine does at best: of the GEMM rate in the cache, and\n"
     "of the memory bandwidth.\n";
 

@@ -104,14 +104,14 @@ static mr_code measure(planned *p, mr_profile *profile, mr_err *err) {
     mr_profile_load(profile, &p->info);
     return MR_OK;
   }
-  double began = mr_sys_seconds(), waited = mr_machine_waited_s();
+  mr_watch watch = mr_machine_watch();
   mr_code rc = mr_estimate_measure(&p->opts, &p->info, &p->estimate, err);
   if (rc != MR_OK)
     return rc;
   mr_tuned_save(&p->tuning, &p->info);
-  waited = (mr_machine_waited_s() - waited) / (mr_sys_seconds() - began);
+  double waited = mr_machine_waited_share(&watch);
   mr_profile_load(profile, &p->info);
-  if (waited > MR_PROFILE_WAITED && profile->measured && profile->waited < waited) {
+  if (waited > MR_MACHINE_WAITED && profile->measured && profile->waited < waited) {
     mr_estimate_known(&p->estimate, &p->info, profile); /* an earlier one had less company */
   } else {
     profile->waited = waited;

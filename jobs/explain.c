@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "src/machine.h"
+
 typedef struct talk {
   const mr_explain_in *in;
   void (*say)(const char *sentence, void *to);
@@ -143,7 +145,7 @@ static void trust(talk *t) {
              ". %d earlier run%s of this model here corrected it", t->in->learnt_from,
              t->in->learnt_from == 1 ? "" : "s");
   t->say(t->text, t->to);
-  if (t->in->waited_share <= MR_PROFILE_WAITED)
+  if (t->in->waited_share <= MR_MACHINE_WAITED)
     return;
   snprintf(t->text, sizeof t->text,
            "other work had the processors for %.0f %% of the time of the measurement: without it "

@@ -175,7 +175,7 @@ void mr_profile_save(const mr_profile *p) {
 bool mr_profile_learn(mr_profile *p, const double said[MR_PARTS], const double took[MR_PARTS],
                       double speed, double waited) {
   double weight = p->runs < 2 ? 1.0 / (p->runs + 1) : WEIGHT;
-  if (waited > MR_PROFILE_WAITED)
+  if (waited > MR_MACHINE_WAITED)
     return false;
   if (!isfinite(speed) || speed <= 0)
     speed = 1;

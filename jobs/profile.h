@@ -35,7 +35,7 @@ typedef struct mr_profile {
   mr_rates rates;
   double load_s, memory_bytes_per_s;
   double peak_ops; /* a second, when they were measured: the machine's speed */
-  double waited;   /* of the time of that measurement, as MR_PROFILE_WAITED */
+  double waited;   /* of the time of that measurement, mr_machine_waited_share */
 } mr_profile;
 
 /* The file of a kind ("profile" ...) for the machine and model; makes its folder. False: there is
@@ -45,14 +45,10 @@ bool mr_profile_path(char *path, size_t size, const char *kind, const mr_engine_
 void mr_profile_load(mr_profile *p, const mr_engine_info *info);
 void mr_profile_save(const mr_profile *p);
 
-/* Of the time of a measurement, the share in which others had the processors: with more it says
- * little of this machine. */
-#define MR_PROFILE_WAITED 0.1
-
 /* said: by the rates alone, without factors; took: seconds. speed: the machine's during the run
- * over its speed when the rates were measured; 0: not known. waited: as MR_PROFILE_WAITED; with
- * more the run does not count, and false is returned. A run counts for a third, the first few for
- * more; a factor stays within 4/5 and 5/4. */
+ * over its speed when the rates were measured; 0: not known. waited: mr_machine_waited_share; with
+ * more than MR_MACHINE_WAITED the run does not count, and false is returned. A run counts for a
+ * third, the first few for more; a factor stays within 4/5 and 5/4. */
 bool mr_profile_learn(mr_profile *p, const double said[MR_PARTS], const double took[MR_PARTS],
                       double speed, double waited);
 

@@ -624,9 +624,9 @@ static mr_code load_and_run(loop *l, mr_err *err) {
   r->report.info = *mr_engine_describe(l->engine);
   r->report.has_engine = true;
   mr_run_tick(r, "run");
-  double began = mr_sys_seconds(), waited = mr_machine_waited_s();
+  mr_watch watch = mr_machine_watch();
   rc = run_engine(l, err);
-  r->report.waited_share = (mr_machine_waited_s() - waited) / (mr_sys_seconds() - began);
+  r->report.waited_share = mr_machine_waited_share(&watch);
   if (!rc)
     mr_engine_keep_prefixes(l->engine,
                             r->stopped ? within_deadline(r, KEEP_S, save_s(l)) : KEEP_ALL_S);

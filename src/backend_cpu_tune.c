@@ -13,11 +13,11 @@
 #define MOST_STEP 4096
 #define SIZES 8
 #define ROUNDS 3
+#define MEMORY_SHARE 16
 #define COLD_BYTES (8 << 20) /* of weights, walked through */
 #define LATE_S 0.7           /* no larger size is begun later */
 #define CLEARLY 0.97         /* of the time: better, and not by chance */
 #define NEARLY 0.98          /* of the time: no worse that matters */
-#define WAITED 0.1           /* of the time others had the processors: it says nothing */
 
 enum { QKV, O, UP, DOWN, KINDS };
 
@@ -105,24 +105,32 @@ static double token_s(const tuner *t, int size, const int own[KINDS]) {
   return sum / t->rows[size];
 }
 
-static void conclude(const tuner *t, int otherwise, mr_tuning *out) {
-  int own[KINDS], first = 0;
+/* The fewest tokens with which one costs next to the least; without two sizes to compare, as many
+ * as are enough on all machines known. */
+static int step_tokens(const tuner *t, const int own[KINDS]) {
+  int first = 0, step = 2 * LEAST_STEP;
   double least = 0;
+  while (first < t->sizes && t->rows[first] < LEAST_STEP)
+    first++;
+  for (int i = first; i < t->sizes; i++) {
+    double s = token_s(t, i, own);
+    least = i == first || s < least ? s : least;
+  }
+  for (int i = t->sizes - 1; i >= first && first < t->sizes - 1; i--)
+    if (token_s(t, i, own) * NEARLY <= least)
+      step = t->rows[i];
+  return step;
+}
+
+static void conclude(const tuner *t, int otherwise, mr_tuning *out) {
+  int own[KINDS];
   mr_linear op;
   for (int kind = 0; kind < KINDS; kind++) {
     own[kind] = own_rows(t, kind, otherwise);
     if (op_of(t, &t->m->layers[0], kind, &op))
       out->shapes[out->n_shapes++] = (mr_tuned){op.w[0]->k, columns(&op), own[kind]};
   }
-  while (first < t->sizes - 1 && t->rows[first] < LEAST_STEP)
-    first++;
-  for (int i = first; i < t->sizes; i++) {
-    double s = token_s(t, i, own);
-    least = i == first || s < least ? s : least;
-  }
-  for (int i = t->sizes - 1; i >= first; i--)
-    if (token_s(t, i, own) * NEARLY <= least)
-      out->step_tokens = t->rows[i];
+  out->step_tokens = step_tokens(t, own);
 }
 
 /* ---------------------------------------------------------------- set-up */
@@ -158,16 +166,26 @@ static void measure(tuner *t, int *wide_x, int *wide_y) {
   }
 }
 
+/* Steps whose rows would take much of what memory is left are not tried. */
+static void fit_memory(tuner *t, int wide) {
+  double room = (double)mr_machine_memory().available / MEMORY_SHARE;
+  double row = (1.0 + MR_LINEAR_MAX) * wide * sizeof(float);
+  while (t->sizes > 1 && room > 0 && row * t->rows[t->sizes - 1] > room)
+    t->sizes--;
+}
+
 static mr_code prepare(tuner *t, const mr_kernels *k, mr_pool *pool, mr_kv *kv, mr_err *err) {
-  int wide_x = 1, wide_y = 1, most = t->rows[t->sizes - 1];
+  int wide_x = 1, wide_y = 1;
   const mr_lora *lora = t->m->lora;
+  measure(t, &wide_x, &wide_y);
+  fit_memory(t, wide_x > wide_y ? wide_x : wide_y);
+  int most = t->rows[t->sizes - 1];
   t->m->lora = NULL; /* the base alone is timed */
   mr_code rc = mr_backend_cpu_open(&t->b, t->m, k, pool, kv, most, 1, err);
   t->m->lora = lora;
   if (rc)
     return rc;
   t->c = (mr_cpu *)t->b;
-  measure(t, &wide_x, &wide_y);
   bool room = (t->x = t->b->ops->buf_new(t->b, most, wide_x)) != NULL;
   for (int i = 0; i < MR_LINEAR_MAX; i++)
     room &= (t->y[i] = t->b->ops->buf_new(t->b, most, wide_y)) != NULL;
@@ -190,7 +208,7 @@ static void take_down(tuner *t) {
 
 mr_code mr_tune(mr_tuning *out, mr_model *m, const mr_kernels *k, mr_pool *pool, mr_kv *kv,
                 mr_err *err) {
-  double began = mr_sys_seconds(), waited = mr_machine_waited_s();
+  mr_watch watch = mr_machine_watch();
   const mr_tuning *before = m->tuning;
   tuner t = {.m = m};
   *out = (mr_tuning){.step_tokens = 0};
@@ -199,16 +217,15 @@ mr_code mr_tune(mr_tuning *out, mr_model *m, const mr_kernels *k, mr_pool *pool,
   if (!rc) {
     int all = t.sizes;
     m->tuning = &t.way;
-    for (t.sizes = 0; t.sizes < all && (t.sizes < 1 || mr_sys_seconds() - began < LATE_S);
+    for (t.sizes = 0; t.sizes < all && (t.sizes < 1 || mr_sys_seconds() - watch.began_s < LATE_S);
          t.sizes++)
       time_size(&t, t.sizes);
     m->tuning = before;
-    waited = mr_machine_waited_s() - waited;
-    if (waited <= WAITED * (mr_sys_seconds() - began))
+    if (mr_machine_waited_share(&watch) <= MR_MACHINE_WAITED)
       conclude(&t, k->gemm[m->layers[0].o.scheme].own_rows, out);
   }
   take_down(&t);
-  out->took_s = mr_sys_seconds() - began;
+  out->took_s = mr_sys_seconds() - watch.began_s;
   return rc;
 }
 

@@ -44,11 +44,20 @@ mr_memory mr_machine_memory(void) {
   return m;
 }
 
-double mr_machine_waited_s(void) {
+static double waited_s(void) {
   char text[128];
   uint64_t ran, waited;
   slurp("/proc/self/schedstat", text, sizeof text);
   return sscanf(text, "%" SCNu64 " %" SCNu64, &ran, &waited) == 2 ? (double)waited / 1e9 : 0;
+}
+
+mr_watch mr_machine_watch(void) {
+  return (mr_watch){mr_sys_seconds(), waited_s()};
+}
+
+double mr_machine_waited_share(const mr_watch *w) {
+  double took = mr_sys_seconds() - w->began_s;
+  return took > 0 ? (waited_s() - w->waited_s) / took : 0;
 }
 
 const char *mr_machine_cpu(char *buf, size_t cap) {
