@@ -32,12 +32,14 @@ static mr_code side_open(side *s, const mr_accuracy_way *w, const mr_kernels *k,
       w->kv_type >= 0 ? (mr_kv_type)w->kv_type : mr_model_kv_type(s->m, k, scheme);
   rc = mr_model_pack(s->m, k, scheme, pool, err);
   if (!rc)
-    rc = mr_kv_open(&s->kv, &s->m->c, type, WINDOW / MR_KV_BLOCK + mr_kv_own_pages(&s->m->c, type),
+    rc = mr_kv_open(&s->kv, &s->m->c, type,
+                    WINDOW / MR_KV_BLOCK * mr_kv_groups_of(&s->m->c, type).n +
+                        mr_kv_own_pages(&s->m->c, type),
                     err);
   if (!rc)
     rc = mr_forward_open(&s->f, s->m, k, pool, s->kv, STEP, STEP, err);
   if (!rc)
-    rc = mr_kv_seq_init(&s->seq, WINDOW, err);
+    rc = mr_kv_seq_init(s->kv, &s->seq, WINDOW, err);
   return rc;
 }
 

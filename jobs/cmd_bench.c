@@ -169,8 +169,9 @@ static mr_code open_engine(const bench_opts *o, const mr_prompter *p, mr_tuning 
   if (each > info.context)
     return mr_err_set(err, MR_E_USAGE, "bench: %lld tokens a sequence pass the context of %d",
                       (long long)each, info.context);
-  int64_t pages = ((each + MR_KV_BLOCK - 1) / MR_KV_BLOCK + info.kv_own_pages) * o->batch;
-  eo.kv_memory = (uint64_t)pages * MR_KV_BLOCK * info.kv_bytes_per_token;
+  int64_t blocks = (each + MR_KV_BLOCK - 1) / MR_KV_BLOCK;
+  int64_t pages = (blocks * info.kv_groups + info.kv_own_pages) * o->batch;
+  eo.kv_memory = (uint64_t)pages * info.kv_page_bytes;
   rc = mr_engine_open(e, &eo, p, err);
   if (!rc)
     mr_tuned_save(tuning, &info);

@@ -241,6 +241,11 @@ static void add_why(const char *sentence, void *to) {
   mr_json_add_string(t, sentence, strlen(sentence));
 }
 
+/* Bytes of keys and values a token, of layers with a window. */
+static uint64_t window_bytes(const mr_engine_info *i) {
+  return i->kv_bytes_per_token / (uint64_t)i->kv_groups * (uint64_t)i->kv_window_groups;
+}
+
 static double balance(const planned *p) {
   return mr_roofline_balance(p->estimate.gemm_flops_per_s, p->estimate.memory_bytes_per_s,
                              (double)p->info.packed_bytes, p->info.flops_per_prompt_token);
@@ -261,6 +266,7 @@ static mr_code print_json(const planned *p, mr_err *err) {
   add_int(&t, "prefix_cache_tokens", p->forecast.cached_tokens);
   add_int(&t, "output_tokens_max", p->output_tokens);
   add_int(&t, "kv_bytes_per_token", p->info.kv_bytes_per_token);
+  add_int(&t, "kv_window_bytes_per_token", window_bytes(&p->info));
   add_int(&t, "kv_memory_bytes", p->info.kv_memory);
   add_int(&t, "kv_tokens", p->info.kv_tokens);
   add_int(&t, "weight_bytes", p->info.packed_bytes);
@@ -331,6 +337,9 @@ static mr_code print_text(const planned *p, mr_err *err) {
   printf("keys and values   %" PRIu64 " bytes a token (%s), %.0f MiB for %" PRIu64 " tokens\n",
          p->info.kv_bytes_per_token, p->info.kv_type, (double)p->info.kv_memory / mib,
          p->info.kv_tokens);
+  if (window_bytes(&p->info))
+    printf("                  (%" PRIu64 " of the bytes only for the last %d tokens of a row)\n",
+           window_bytes(&p->info), p->info.kv_window);
   printf("batch             %.0f rows, steps of up to %d tokens, %d threads\n",
          p->estimate.sim.batch, p->info.max_step_tokens, p->info.threads);
   if (balance(p) > 0)

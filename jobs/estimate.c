@@ -432,14 +432,18 @@ static const char *bound_by(const mr_time_estimate *e, const mr_engine_info *inf
 mr_code mr_estimate_run(mr_time_estimate *e, const mr_engine_info *info, const mr_profile *p,
                         mr_sim_next next, void *ctx, mr_err *err) {
   double token = (double)info->kv_bytes_per_token;
-  const mr_limits limits = {.batch = info->max_batch,
-                            .step_tokens = info->max_step_tokens,
-                            .block = MR_KV_BLOCK,
-                            .kv_tokens = (double)info->kv_tokens,
-                            .disk_tokens = (double)info->kv_disk / token,
-                            .policy = info->policy,
-                            .disk_token_s = 2 * token / MR_SPILL_BYTES_PER_S,
-                            .copy_token_s = token / COPY_BYTES_PER_S};
+  bool windows = info->kv_window_groups > 0 && info->kv_window_groups < info->kv_groups;
+  const mr_limits limits = {
+      .batch = info->max_batch,
+      .step_tokens = info->max_step_tokens,
+      .block = MR_KV_BLOCK,
+      .kv_tokens = (double)info->kv_tokens,
+      .disk_tokens = (double)info->kv_disk / token,
+      .window_share = windows ? (double)info->kv_window_groups / info->kv_groups : 0,
+      .window_tokens = windows ? (double)mr_engine_window_blocks(info) * MR_KV_BLOCK : 0,
+      .policy = info->policy,
+      .disk_token_s = 2 * token / MR_SPILL_BYTES_PER_S,
+      .copy_token_s = token / COPY_BYTES_PER_S};
   mr_code rc = mr_simulate(&e->rates, &limits, next, ctx, &e->sim, err);
   const double said[MR_PARTS] = {e->load_s, e->sim.gemm_s, e->sim.attn_s, e->sim.other_s,
                                  e->start_s};

@@ -300,7 +300,7 @@ static bool is_kept(const mr_run *r) {
 static double save_s(const loop *l) {
   const mr_engine_stats *s = &l->r->report.stats;
   const mr_engine_info *i = &l->r->report.info;
-  double page = (double)i->kv_bytes_per_token * MR_KV_BLOCK;
+  double page = (double)i->kv_page_bytes;
   double parked =
       s->kv_spill_bytes > s->kv_fetch_bytes ? (double)(s->kv_spill_bytes - s->kv_fetch_bytes) : 0;
   double bytes = (double)s->kv_pages_used * page + parked, most = (double)l->r->job.kv_disk;

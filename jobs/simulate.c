@@ -41,9 +41,15 @@ double mr_rate_body(const mr_rates *r, double tokens) {
   return s0 * tokens / t0;
 }
 
+/* What lies behind the windows is not held. */
+static double seen(const sim *s, double tokens) {
+  double behind = tokens - s->limits->window_tokens;
+  return behind > 0 ? tokens - s->limits->window_share * behind : tokens;
+}
+
 static double blocks(const sim *s, double tokens) {
   int block = s->limits->block;
-  return ((int)tokens + block - 1) / block * (double)block;
+  return seen(s, ((int)tokens + block - 1) / block * (double)block);
 }
 
 /* What the row is expected to hold, as in engine_admit. */
@@ -105,9 +111,9 @@ static void park(sim *s, flight *f) {
   s->n_parked++;
   s->kv_tokens -= f->kv_tokens;
   s->out->parked++;
-  if (spills(s, tokens)) {
-    s->on_disk += tokens;
-    s->copied_s += 2 * tokens * s->limits->copy_token_s;
+  if (spills(s, seen(s, tokens))) {
+    s->on_disk += seen(s, tokens);
+    s->copied_s += 2 * seen(s, tokens) * s->limits->copy_token_s;
     s->out->spilled += tokens;
   } else {
     f->prefill += tokens + (f->prefill ? 0 : 1); /* and the token that was to be fed next */
@@ -120,7 +126,7 @@ static void come_back(sim *s, flight *f) {
   f->parked = false;
   s->n_parked--;
   s->kv_tokens += f->kv_tokens;
-  s->on_disk -= f->pos - f->shared;
+  s->on_disk -= seen(s, f->pos - f->shared);
 }
 
 /* The oldest come back as far as there is room and, where there is none, the youngest go. */

@@ -42,6 +42,8 @@ typedef struct mr_rates {             /* seconds */
 typedef struct mr_limits {
   int batch, step_tokens, block; /* block: tokens of a KV page */
   double kv_tokens, disk_tokens; /* that memory and disk hold */
+  double window_share;           /* of a row's keys and values, those of layers with a window ... */
+  double window_tokens;          /* ... which hold so many tokens of it at most */
   mr_kv_policy policy;
   double disk_token_s; /* to disk and back, by which it is compared with computing it again */
   double copy_token_s; /* of the processors, each way; also out of the prefix cache */

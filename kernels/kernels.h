@@ -51,9 +51,9 @@ typedef struct mr_gemm_ops {
 } mr_gemm_ops;
 
 /* ------------------------------------------------------------------ attention over paged KV */
-/* A KV page holds MR_KV_BLOCK consecutive tokens of one sequence for all layers. Inside a page each
- * layer has, for each kv head, one K part then one V part; the layout inside a part belongs to the
- * table (kv_store writes it, attention reads it), its size does not.
+/* A KV page holds MR_KV_BLOCK consecutive tokens of one sequence for some layers. Inside a page
+ * each of them has, for each kv head, one K part then one V part; the layout inside a part belongs
+ * to the table (kv_store writes it, attention reads it), its size does not.
  *
  * Types of 8 bits have one float32 scale for each token, head and side (K, V): int8 is
  * round(x * 127 / max|x|); fp8 is E4M3 without its subnormal numbers, max|x| on its largest number,

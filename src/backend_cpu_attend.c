@@ -18,6 +18,7 @@ typedef struct job {
   size_t part;  /* bytes of a K or V part */
   bool rotates; /* q and k, before k is cut to a few bits */
   mr_attn attn; /* what all tiles have in common */
+  int group;    /* of layers: whose pages these are */
 } job;
 
 static void clip(float *x, float limit, int n) {
@@ -100,8 +101,14 @@ static void prepare(const job *j, const mr_tile *t, int head) {
 /* ------------------------------------------------------------------ where a block lies */
 static uint8_t *parts_of(const job *j, const mr_tile *t, int head) {
   const mr_kv_seq *seq = j->c->batch.runs[t->run].seq;
-  return mr_kv_page(j->c->kv, seq->pages[t->pos / MR_KV_BLOCK]) + j->attn.layer_offset +
+  const int32_t *pages = seq->pages + (size_t)j->group * (size_t)seq->cap_blocks;
+  return mr_kv_page(j->c->kv, pages[t->pos / MR_KV_BLOCK]) + j->attn.layer_offset +
          (size_t)head * 2 * j->part;
+}
+
+static const uint8_t *const *pages_of(const job *j, const mr_tile *t) {
+  const mr_kv_seq *seq = j->c->batch.runs[t->run].seq;
+  return seq->at + (size_t)j->group * (size_t)seq->cap_blocks;
 }
 
 static uint8_t *own_parts(const job *j, const mr_tile *t, int head) {
@@ -160,7 +167,7 @@ static void store(const job *j, const mr_tile *t, int head, int worker) {
 /* What a tile's attention reads, if it begins at block `first` or, -1, where its window does. */
 static mr_attn_next keys_of(const job *j, const mr_tile *t, int head, int first) {
   first = first >= 0 ? first : mr_attn_first(&j->attn, t->pos) / MR_KV_BLOCK;
-  return (mr_attn_next){.pages = j->c->batch.runs[t->run].seq->at,
+  return (mr_attn_next){.pages = pages_of(j, t),
                         .kv_head = head,
                         .first = first,
                         .end = (t->pos + t->n - 1) / MR_KV_BLOCK + 1};
@@ -172,7 +179,7 @@ static mr_attn attn_of(const job *j, const mr_tile *t, const uint8_t *own) {
   a.out = mr_cpu_row(j->op->out, t->row);
   a.n_q = t->n;
   a.pos0 = t->pos;
-  a.pages = j->c->batch.runs[t->run].seq->at;
+  a.pages = pages_of(j, t);
   a.own = own;
   return a;
 }
@@ -340,13 +347,14 @@ static void describe(job *j) {
   const mr_kv *kv = j->c->kv;
   j->part = mr_kv_part_bytes(mr_kv_type_of(kv), cfg->head_dim);
   j->rotates = mr_kv_type_of(kv) > MR_KV_BF16;
+  j->group = mr_kv_group(kv, j->op->layer);
   j->attn = (mr_attn){.q_ld = j->op->q->ld,
                       .out_ld = j->op->out->ld,
                       .n_heads = cfg->n_heads,
                       .n_kv_heads = cfg->n_kv_heads,
                       .head_dim = cfg->head_dim,
                       .type = mr_kv_type_of(kv),
-                      .layer_offset = (size_t)j->op->layer * mr_kv_layer_bytes(kv),
+                      .layer_offset = mr_kv_layer_offset(kv, j->op->layer),
                       .scale = cfg->attn_scale,
                       .softcap = cfg->attn_softcap,
                       .window = j->op->window,

@@ -116,7 +116,8 @@ static bool take_rows(mr_gpu *g, step_rows *r) {
   g->side.used = 0;
   r->token = mr_gpu_side_take(&g->side, n * sizeof *r->token, (const void **)&g->token);
   r->pos = mr_gpu_side_take(&g->side, n * sizeof *r->pos, (const void **)&g->pos);
-  r->page = mr_gpu_side_take(&g->side, n * sizeof *r->page, (const void **)&g->page);
+  r->page = mr_gpu_side_take(&g->side, n * (size_t)mr_kv_groups_in(g->kv).n * sizeof *r->page,
+                             (const void **)&g->page);
   r->temper = mr_gpu_side_take(&g->side, n * sizeof *r->temper, (const void **)&g->temper);
   for (int i = 0; i < 2; i++)
     r->rope[i] = mr_gpu_side_take(&g->side, n * rot * sizeof(float), (const void **)&g->rope_at[i]);
@@ -131,7 +132,9 @@ static void fill_rows(mr_gpu *g, const step_rows *r) {
       int pos = run->seq->len + t;
       r->token[at] = run->tokens[t];
       r->pos[at] = pos;
-      r->page[at] = run->seq->pages[pos / MR_KV_BLOCK];
+      for (int of = 0; of < mr_kv_groups_in(g->kv).n; of++)
+        r->page[(size_t)of * (size_t)g->batch.n_tokens + at] =
+            run->seq->pages[of * run->seq->cap_blocks + pos / MR_KV_BLOCK];
       r->temper[at] = temper(&g->m->c, pos);
       put_rope(rope_for(g, run->seq), pos, r->rope[0] + at * rot);
       put_rope(rope_for(g, run->seq) == &g->rope[2] ? &g->rope[2] : &g->rope[1], pos,
@@ -413,10 +416,12 @@ static int widest(const mr_model *m) {
 static size_t side_bytes(const mr_model *m, int max_tokens) {
   const mr_config *c = &m->c;
   size_t t = (size_t)max_tokens, group = (size_t)(c->n_heads / c->n_kv_heads);
-  size_t rows =
-      t * (5 * sizeof(int32_t) + sizeof(mr_gpu_ask) + 2 * (size_t)c->rope_dims * sizeof(float) + 8);
+  size_t groups = (size_t)mr_kv_groups_of(c, MR_KV_F32).n;
+  size_t rows = t * ((4 + groups) * sizeof(int32_t) + sizeof(mr_gpu_ask) +
+                     2 * (size_t)c->rope_dims * sizeof(float) + 8);
   size_t tiles = (2 * (t * group / MR_GPU_ROWS) + 3 * t) * sizeof(mr_gpu_tile);
-  size_t pages = t * (((size_t)c->context + MR_KV_BLOCK - 1) / MR_KV_BLOCK) * sizeof(int32_t);
+  size_t blocks = ((size_t)c->context + MR_KV_BLOCK - 1) / MR_KV_BLOCK;
+  size_t pages = t * groups * blocks * sizeof(int32_t);
   return rows + tiles + pages + mr_gpu_lora_side_bytes(m, max_tokens) + 17 * 64;
 }
 

@@ -73,6 +73,7 @@ typedef struct mr_gpu_group { /* runs of one token that begin with the same page
   int first, n;               /* sorted[first] .. */
   int splits;                 /* of keys, wholly in these pages */
   int least;                  /* position of a member */
+  int head;                   /* that member's run: its window has dropped least of the pages */
 } mr_gpu_group;
 
 typedef struct mr_gpu_groups { /* of a step */
@@ -126,6 +127,7 @@ typedef struct mr_gpu {
   const mr_gpu_ask *asks;      /* NULL: rows of logits go to the host */
   const mr_gpu_tile *tiles[2]; /* of one warp; of MR_GPU_WARPS */
   int n_tiles[2];
+  size_t table_pages; /* of a group of layers: `table` and `page` go through all of them in turn */
   int splits, own_splits; /* most of a run: all, and those that no group does */
   const mr_buf *logits;   /* what finish was called with */
   mr_code rc;             /* the first error of the step */

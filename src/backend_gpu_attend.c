@@ -102,6 +102,7 @@ static void fill_tiles(mr_gpu *g, mr_gpu_tile *tiles, int kind, bool tall) {
 mr_code mr_gpu_tile_runs(mr_gpu *g) {
   bool tall = fits(g, MR_GPU_WARPS);
   size_t pages = 0, tiles[2] = {0, 0};
+  int groups = mr_kv_groups_in(g->kv).n;
   mr_gpu_find_groups(g);
   g->splits = g->own_splits = 0;
   for (int i = 0; i < g->batch.n_runs; i++) {
@@ -113,12 +114,17 @@ mr_code mr_gpu_tile_runs(mr_gpu *g) {
     g->splits = splits > g->splits ? splits : g->splits;
     g->own_splits = own > g->own_splits ? own : g->own_splits;
   }
-  int32_t *table = mr_gpu_side_take(&g->side, pages * sizeof *table, (const void **)&g->table);
+  g->table_pages = pages;
+  int32_t *table =
+      mr_gpu_side_take(&g->side, (size_t)groups * pages * sizeof *table, (const void **)&g->table);
   if (!table)
     return MR_E_NOMEM;
-  for (int i = 0; i < g->batch.n_runs; i++)
-    for (int p = 0; p < up(g->batch.runs[i].seq->len + g->batch.runs[i].n, MR_KV_BLOCK); p++)
-      *table++ = g->batch.runs[i].seq->pages[p];
+  for (int of = 0; of < groups; of++)
+    for (int i = 0; i < g->batch.n_runs; i++) {
+      const mr_kv_seq *seq = g->batch.runs[i].seq;
+      for (int p = 0; p < up(seq->len + g->batch.runs[i].n, MR_KV_BLOCK); p++)
+        *table++ = seq->pages[(size_t)of * (size_t)seq->cap_blocks + (size_t)p];
+    }
   for (int kind = 0; kind < 2; kind++) {
     mr_gpu_tile *t =
         mr_gpu_side_take(&g->side, tiles[kind] * sizeof *t, (const void **)&g->tiles[kind]);
@@ -158,6 +164,7 @@ static const float *head_norm(mr_gpu *g, const mr_attend *op, const float *w, in
 static void ready_heads(mr_gpu *g, const mr_attend *op) {
   const mr_config *c = &g->m->c;
   int k_dims = op->k_norm_dims ? op->k_norm_dims : c->head_dim;
+  int group = mr_kv_group(g->kv, op->layer);
   mr_gpu_heads a = {.q = op->q->p,
                     .k = op->k->p,
                     .v = op->v == op->k ? NULL : op->v->p,
@@ -172,10 +179,10 @@ static void ready_heads(mr_gpu *g, const mr_attend *op) {
                     .temper =
                         (op->no_rope || c->temper_all) && c->temper_scale != 0 ? g->temper : NULL,
                     .pos = g->pos,
-                    .page = g->page,
+                    .page = g->page + (size_t)group * (size_t)g->batch.n_tokens,
                     .pages = mr_kv_page(g->kv, 0),
                     .page_bytes = mr_kv_size_of_page(g->kv),
-                    .layer_offset = (size_t)op->layer * mr_kv_layer_bytes(g->kv),
+                    .layer_offset = mr_kv_layer_offset(g->kv, op->layer),
                     .part_bytes = mr_kv_part_bytes(mr_kv_type_of(g->kv), c->head_dim),
                     .eps = c->eps,
                     .clip = c->clip_qkv,
@@ -211,9 +218,9 @@ static void describe(mr_gpu *g, const mr_attend *op, mr_gpu_attn *a) {
                      .ld_out = op->out->ld,
                      .pages = mr_kv_page(g->kv, 0),
                      .page_bytes = mr_kv_size_of_page(g->kv),
-                     .layer_offset = (size_t)op->layer * mr_kv_layer_bytes(g->kv),
+                     .layer_offset = mr_kv_layer_offset(g->kv, op->layer),
                      .part_bytes = mr_kv_part_bytes(mr_kv_type_of(g->kv), c->head_dim),
-                     .table = g->table,
+                     .table = g->table + (size_t)mr_kv_group(g->kv, op->layer) * g->table_pages,
                      .slopes = mr_gpu_vector_of(g, op->slopes, (size_t)c->n_heads),
                      .sinks = mr_gpu_vector_of(g, op->sinks, (size_t)c->n_heads),
                      .scale = c->attn_scale,

@@ -112,13 +112,14 @@ static void sort_by_pages(mr_gpu *g, int n) {
 static mr_gpu_group group_at(const mr_gpu *g, int first, int n, int most) {
   const int32_t *sorted = g->groups.sorted;
   const mr_kv_seq *head = seq_of(g, sorted[first]);
-  mr_gpu_group x = {.first = first, .n = 1, .least = head->len};
+  mr_gpu_group x = {.first = first, .n = 1, .least = head->len, .head = sorted[first]};
   for (; first + x.n < n && x.n < most; x.n++) {
     const mr_kv_seq *next = seq_of(g, sorted[first + x.n]);
     int splits = common_splits(head, next);
     if (splits == 0 || (x.n > 1 && 2 * splits < x.splits))
       break;
     x.splits = x.n == 1 || splits < x.splits ? splits : x.splits;
+    x.head = next->len < x.least ? sorted[first + x.n] : x.head;
     x.least = next->len < x.least ? next->len : x.least;
   }
   return x;
@@ -177,14 +178,14 @@ mr_code mr_gpu_tile_groups(mr_gpu *g, bool tall) {
     return MR_E_NOMEM;
   for (int i = 0; i < x->n; i++) {
     const mr_gpu_group *group = &x->all[i];
-    const mr_gpu_run *head = &x->runs[x->sorted[group->first]];
+    const mr_gpu_run *head = &x->runs[x->sorted[group->first]], *reach = &x->runs[group->head];
     int rows = group->n * heads;
     for (int first = 0; first < rows; first += each)
       *tile++ = (mr_gpu_tile){.row = at,
                               .pos = group->least,
                               .first = first,
                               .n = rows - first < each ? rows - first : each,
-                              .table = head->table,
+                              .table = reach->table,
                               .shared = group->splits,
                               .carry = head->carry};
     for (int m = 0; m < group->n; m++)

@@ -201,11 +201,12 @@ static mr_code prepare(mr_calibration *c, mr_err *err) {
   if (!rc)
     rc = mr_model_pack(c->m, c->k, MR_SCHEME_F32, c->pool, err);
   if (!rc)
-    rc = mr_kv_open(&c->kv, &c->m->c, MR_KV_F32, WINDOW / MR_KV_BLOCK, err);
+    rc = mr_kv_open(&c->kv, &c->m->c, MR_KV_F32,
+                    WINDOW / MR_KV_BLOCK * mr_kv_groups_of(&c->m->c, MR_KV_F32).n, err);
   if (!rc)
     rc = mr_forward_open(&c->f, c->m, c->k, c->pool, c->kv, WINDOW, 1, err);
   if (!rc)
-    rc = mr_kv_seq_init(&c->seq, WINDOW, err);
+    rc = mr_kv_seq_init(c->kv, &c->seq, WINDOW, err);
   return rc;
 }
 

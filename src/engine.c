@@ -57,12 +57,14 @@ static uint64_t model_packed_bytes(const mr_gemm_ops *g, const mr_model *m) {
 /* The KV budget in pages: as asked, or enough for a full batch of middling sequences and for one of
  * full length, but no more than half of the memory that is left. */
 static uint64_t pages_of(const mr_engine_info *info, int tokens) {
-  return (uint64_t)(tokens + MR_KV_BLOCK - 1) / MR_KV_BLOCK + (uint64_t)info->kv_own_pages;
+  return (uint64_t)(tokens + MR_KV_BLOCK - 1) / MR_KV_BLOCK * (uint64_t)info->kv_groups +
+         (uint64_t)info->kv_own_pages;
 }
 
-static mr_code plan_pages(const mr_engine_opts *o, const mr_engine_info *info, size_t page,
-                          int *pages, mr_err *err) {
+static mr_code plan_pages(const mr_engine_opts *o, const mr_engine_info *info, int *pages,
+                          mr_err *err) {
   uint64_t budget = o->kv_memory;
+  size_t page = info->kv_page_bytes, block = page * (size_t)info->kv_groups;
   if (!budget) {
     int tokens = info->context < DEFAULT_TOKENS ? info->context : DEFAULT_TOKENS;
     uint64_t batch = (uint64_t)info->max_batch * pages_of(info, tokens);
@@ -71,13 +73,13 @@ static mr_code plan_pages(const mr_engine_opts *o, const mr_engine_info *info, s
     uint64_t half = available > info->packed_bytes ? (available - info->packed_bytes) / 2 : 0;
     budget = (batch > one ? batch : one) * page;
     budget = available && budget > half ? half : budget;
-    budget = budget < page ? page : budget;
+    budget = budget < block ? block : budget;
   }
   uint64_t n = budget / page;
-  if (n < 1)
+  if (budget < block)
     return mr_err_set(err, MR_E_DATA,
                       "--kv-memory is %llu bytes, but %d tokens of this model need %zu",
-                      (unsigned long long)budget, MR_KV_BLOCK, page);
+                      (unsigned long long)budget, MR_KV_BLOCK, block);
   *pages = (int)(n < INT_MAX / MR_KV_BLOCK ? n : INT_MAX / MR_KV_BLOCK);
   return MR_OK;
 }
@@ -85,6 +87,12 @@ static mr_code plan_pages(const mr_engine_opts *o, const mr_engine_info *info, s
 int mr_engine_logit_rows(const mr_engine_info *info) {
   size_t rows = LOGIT_BYTES / ((size_t)info->n_vocab * sizeof(float));
   return rows < 1 ? 1 : rows < (size_t)info->max_step_tokens ? (int)rows : info->max_step_tokens;
+}
+
+/* What a window reaches back from the first token of a step, and the step. */
+int mr_engine_window_blocks(const mr_engine_info *info) {
+  int64_t tokens = (int64_t)info->kv_window - 1 + info->max_step_tokens;
+  return info->kv_window ? (int)((tokens + MR_KV_BLOCK - 1) / MR_KV_BLOCK) + 1 : INT_MAX;
 }
 
 void mr_engine_set_step(const mr_engine_opts *o, mr_engine_info *info) {
@@ -106,7 +114,7 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
     return mr_err_set(err, MR_E_UNAVAILABLE,
                       "keys and values of type %s are not supported by this build; use f16 or f32",
                       type < MR_KV_TYPES ? mr_kv_type_name((mr_kv_type)type) : "?");
-  size_t page = mr_kv_page_bytes(c, (mr_kv_type)type);
+  mr_kv_groups groups = mr_kv_groups_of(c, (mr_kv_type)type);
   *info = (mr_engine_info){
       .arch = c->arch.name,
       .isa = k->name,
@@ -125,17 +133,22 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
       .weight_bytes = mr_weights_bytes(m->weights),
       .packed_bytes = model_packed_bytes(&k->gemm[scheme], m) + (m->lora ? m->lora->bytes : 0),
       .kv_bytes_per_token = mr_kv_token_bytes(c, (mr_kv_type)type),
+      .kv_page_bytes = mr_kv_page_bytes(c, (mr_kv_type)type),
+      .kv_groups = groups.n,
+      .kv_window_groups = groups.n - groups.n_full,
+      .kv_window = groups.window,
       .kv_own_pages = mr_kv_own_pages(c, (mr_kv_type)type),
       .flops_per_prompt_token = mr_model_layer_flops(m),
       .flops_per_output_token = mr_model_layer_flops(m) + mr_model_head_flops(m),
   };
-  mr_code rc = plan_pages(o, info, page, pages, err);
+  mr_code rc = plan_pages(o, info, pages, err);
   if (rc)
     return rc;
-  info->kv_memory = (uint64_t)*pages * page;
-  info->kv_tokens = (uint64_t)*pages * MR_KV_BLOCK;
-  if (info->max_batch > *pages / (1 + info->kv_own_pages)) /* a sequence holds a page at least */
-    info->max_batch = *pages / (1 + info->kv_own_pages);
+  info->kv_memory = (uint64_t)*pages * info->kv_page_bytes;
+  info->kv_tokens = (uint64_t)(*pages / groups.n) * MR_KV_BLOCK;
+  int least = groups.n + info->kv_own_pages; /* a sequence holds a block at least */
+  if (info->max_batch > *pages / least)
+    info->max_batch = *pages / least;
   info->max_batch = info->max_batch > 0 ? info->max_batch : 1;
   mr_engine_set_step(o, info);
   return device->dev ? mr_engine_device_plan(device, o, m, info, pages, err) : MR_OK;
@@ -219,14 +232,6 @@ static mr_code make_pool(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   return MR_OK;
 }
 
-/* Where no layer looks further back than its window, pages behind it are dropped. */
-static int window_of(const mr_config *c) {
-  for (int i = 0; i < c->n_layers; i++)
-    if (!c->windowed[i])
-      return 0;
-  return c->window;
-}
-
 static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   int pages = 0;
   mr_code rc = mr_engine_device_open(&e->device, o, err);
@@ -260,7 +265,8 @@ static mr_code open_parts(mr_engine *e, const mr_engine_opts *o, mr_err *err) {
   e->model->tuning = o->tuning;
   e->policy = o->kv_policy;
   e->saved = o->saved;
-  e->window = window_of(&e->model->c);
+  e->groups = mr_kv_groups_in(e->kv);
+  e->window_blocks = mr_engine_window_blocks(&e->info);
   if (!e->device.dev)
     e->info.packed_bytes = e->model->packed_bytes + (e->lora ? e->lora->bytes : 0);
   rc = mr_engine_open_store(e, o, err);
@@ -314,7 +320,7 @@ void mr_engine_close(mr_engine *e) {
   mr_forward_close(e->forward);
   mr_prefix_close(e->prefix);
   mr_prefixstore_close(e->store);
-  mr_mem_free(e->stored_page);
+  mr_mem_free(e->stored_block);
   mr_kvtier_close(e->tier);
   mr_kv_close(e->kv);
   mr_engine_device_close(&e->device);

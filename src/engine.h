@@ -70,7 +70,10 @@ typedef struct mr_engine_info {
   uint64_t kv_bytes_per_token, kv_memory, kv_tokens; /* budget in bytes and in tokens */
   uint64_t kv_disk;                                  /* as asked for */
   mr_kv_policy policy;                               /* that kv_policy names */
-  int kv_own_pages; /* of each sequence, beside a page for each 32 tokens (src/kvcache.h) */
+  /* src/kvcache.h: a sequence has kv_groups pages for each 32 tokens, of which kv_window_groups are
+   * given back behind the window, and kv_own_pages beside. */
+  uint64_t kv_page_bytes;
+  int kv_groups, kv_window_groups, kv_window, kv_own_pages;
   double flops_per_prompt_token, flops_per_output_token;
   double load_s;
 } mr_engine_info;
@@ -167,6 +170,9 @@ mr_code mr_engine_look_store(mr_prefixstore **out, const mr_engine_opts *opts,
 /* KV bytes, chosen batch and step size for these options without loading weights; fills *info
  * (load_s 0). */
 mr_code mr_engine_estimate(const mr_engine_opts *opts, mr_engine_info *info, mr_err *err);
+
+/* Blocks of 32 tokens that a sequence has at most in groups with a window; INT_MAX: no limit. */
+int mr_engine_window_blocks(const mr_engine_info *info);
 
 /* MR_E_AGAIN: no room now. MR_E_DATA: it can never run (its KV alone is over the budget; ids out of
  * range). */

@@ -166,8 +166,8 @@ static bool shares(const mr_engine *e, const mr_request *r) {
   return e->prefix && r->sampling.prompt_logprobs < 0;
 }
 
-static int chain_blocks(const mr_request *r) {
-  return (r->n_prompt - 1) / MR_KV_BLOCK;
+static int chain_blocks(const mr_engine *e, const mr_request *r) {
+  return shares(e, r) ? (r->n_prompt - 1) / MR_KV_BLOCK : 0;
 }
 
 /* MR_KV_AUTO admits by what choices had so far of what they could have had: half as much again, for
@@ -181,7 +181,13 @@ static int expected_new(const mr_engine *e, int most) {
   return share < 1 ? (int)(share * most) + 1 : most;
 }
 
-/* Pages of sequence i beyond the prompt's full ones; the last new token is never fed, so it takes
+/* Pages of so many blocks, one after the other, of a sequence that goes on through them. */
+static int pages_of(const mr_engine *e, int blocks) {
+  int seen = blocks < e->window_blocks ? blocks : e->window_blocks;
+  return e->groups.n_full * blocks + (e->groups.n - e->groups.n_full) * seen;
+}
+
+/* Pages of sequence i beyond the prompt's full blocks; the last new token is never fed, so it takes
  * no place. */
 static int own_pages(const mr_engine *e, const mr_request *r, int i, bool expected) {
   int left = e->info.context - r->n_prompt;
@@ -190,8 +196,41 @@ static int own_pages(const mr_engine *e, const mr_request *r, int i, bool expect
     more = r->cont_len[i];
   else if (expected)
     more = expected_new(e, more);
-  return mr_engine_pages(e, (int64_t)r->n_prompt + (more > 0 ? more - 1 : 0)) -
-         r->n_prompt / MR_KV_BLOCK;
+  int64_t tokens = (int64_t)r->n_prompt + (more > 0 ? more - 1 : 0);
+  int blocks = (int)((tokens + MR_KV_BLOCK - 1) / MR_KV_BLOCK) - r->n_prompt / MR_KV_BLOCK;
+  return pages_of(e, blocks) + e->info.kv_own_pages;
+}
+
+/* Groups whose pages the tree may give up alone. */
+static int loose_groups(const mr_engine *e) {
+  return e->groups.n_full ? e->groups.n - e->groups.n_full : 0;
+}
+
+/* Pages of the prompt's full blocks beside those that its nodes hold. */
+static int prompt_pages(const mr_engine *e, const mr_request *r, bool wide) {
+  int chain = chain_blocks(e, r), seen = chain < e->window_blocks ? chain : e->window_blocks;
+  return pages_of(e, r->n_prompt / MR_KV_BLOCK - chain) + (wide ? 0 : loose_groups(e) * seen);
+}
+
+static int node_pages(const mr_engine *e, bool wide) {
+  return e->groups.n - (wide ? 0 : loose_groups(e));
+}
+
+/* Pages that the request may hold at once. */
+static int64_t pages_needed(const mr_engine *e, const mr_request *r, bool wide) {
+  int64_t sum = (int64_t)chain_blocks(e, r) * node_pages(e, wide) + prompt_pages(e, r, wide);
+  int n = r->task == MR_TASK_SCORE ? r->n_cont : r->sampling.n;
+  for (int i = 0; i < n; i++)
+    sum += own_pages(e, r, i, false);
+  return sum;
+}
+
+/* Whether it holds its nodes wide: as long as no more of them are new than it would reserve. */
+static bool is_wide(const mr_engine *e, const mr_request *r) {
+  int n = chain_blocks(e, r);
+  return n && loose_groups(e) &&
+         mr_prefix_unwide(e->prefix, r->adapter, r->prompt, n) <= e->window_blocks &&
+         pages_needed(e, r, true) <= mr_kv_most_pages(e->kv);
 }
 
 /* Tokens after the prompt that sequence i may have. */
@@ -207,7 +246,8 @@ static void make_sequences(const mr_engine *e, mr_flight *f, bool *failed) {
     int more = new_tokens(f, i);
     int len = f->r.n_prompt + (more > 0 ? more - 1 : 0);
     mr_sequence *s = &f->seqs[i];
-    *failed = mr_sequence_init(s, &f->r.sampling, score ? NULL : e->vocab, len, NULL) != MR_OK;
+    *failed =
+        mr_sequence_init(s, &f->r.sampling, score ? NULL : e->vocab, e->kv, len, NULL) != MR_OK;
     s->own_pages = own_pages(e, &f->r, i, true);
     if (!score || *failed)
       continue;
@@ -230,8 +270,9 @@ static mr_code make_flight(const mr_engine *e, const mr_request *r, mr_flight **
   set_ends(e, f, &failed);
   f->max_new = r->sampling.max_tokens >= 0 ? r->sampling.max_tokens : e->info.context - r->n_prompt;
   f->shares = shares(e, r);
-  f->n_chain = f->shares ? chain_blocks(r) : 0;
-  f->shared_pages = r->n_prompt / MR_KV_BLOCK - f->n_chain;
+  f->n_chain = chain_blocks(e, r);
+  f->wide = is_wide(e, r);
+  f->shared_pages = prompt_pages(e, r, f->wide);
   f->partial_at = -1;
   int n = score ? r->n_cont : r->sampling.n;
   f->seqs = mr_mem_alloc((size_t)n, sizeof *f->seqs);
@@ -259,27 +300,25 @@ static mr_code make_flight(const mr_engine *e, const mr_request *r, mr_flight **
 
 /* ---------------------------------------------------------------- admission */
 
-/* Pages that the request may hold at once, or is expected to. */
-static int64_t pages_needed(const mr_engine *e, const mr_request *r, bool expected) {
-  int64_t sum = r->n_prompt / MR_KV_BLOCK;
-  int n = r->task == MR_TASK_SCORE ? r->n_cont : r->sampling.n;
+/* Pages that it is expected to add to those that are reserved and held. */
+static int64_t pages_added(const mr_engine *e, const mr_request *r) {
+  bool wide = is_wide(e, r);
+  int n = chain_blocks(e, r);
+  int64_t sum = prompt_pages(e, r, wide);
+  if (n)
+    sum += (int64_t)node_pages(e, false) * mr_prefix_unheld(e->prefix, r->adapter, r->prompt, n);
+  if (wide)
+    sum += (int64_t)loose_groups(e) * mr_prefix_unwide(e->prefix, r->adapter, r->prompt, n);
+  n = r->task == MR_TASK_SCORE ? r->n_cont : r->sampling.n;
   for (int i = 0; i < n; i++)
-    sum += own_pages(e, r, i, expected);
+    sum += own_pages(e, r, i, true);
   return sum;
-}
-
-/* Nodes of the tree that are held but not by this request. */
-static int held_by_others(const mr_engine *e, const mr_request *r) {
-  if (!shares(e, r))
-    return e->prefix ? mr_prefix_held(e->prefix) : 0;
-  int n = chain_blocks(r);
-  return mr_prefix_held(e->prefix) - (n - mr_prefix_unheld(e->prefix, r->adapter, r->prompt, n));
 }
 
 static mr_code has_room(const mr_engine *e, const mr_request *r, int n_seqs, mr_err *err) {
   int64_t need = pages_needed(e, r, false), total = mr_kv_most_pages(e->kv);
   if (need > total) {
-    uint64_t page = e->info.kv_bytes_per_token * MR_KV_BLOCK;
+    uint64_t page = e->info.kv_page_bytes;
     return mr_err_set(err, MR_E_DATA,
                       "the request needs %llu bytes of keys and values (%d prompt tokens, %d "
                       "sequences), the budget "
@@ -290,8 +329,8 @@ static mr_code has_room(const mr_engine *e, const mr_request *r, int n_seqs, mr_
   bool gated = e->policy == MR_KV_FEWER || e->policy == MR_KV_AUTO;
   if (e->n_parked > 0)
     return MR_E_AGAIN;
-  if (gated && e->pages_reserved + held_by_others(e, r) + pages_needed(e, r, true) >
-                   mr_kv_total_pages(e->kv))
+  int held = e->prefix ? mr_prefix_held(e->prefix) : 0;
+  if (gated && e->pages_reserved + held + pages_added(e, r) > mr_kv_total_pages(e->kv))
     return MR_E_AGAIN;
   return e->n_live > 0 && e->n_live + n_seqs > e->info.max_batch ? MR_E_AGAIN : MR_OK;
 }

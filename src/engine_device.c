@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MOST_STAGED 32 /* pages on their way out */
+#define MOST_STAGED 32 /* blocks on their way out */
 #define LEAST_STEP 16  /* tokens: a step is not planned smaller than a tile */
 
 /* ---------------------------------------------------------------- pages on the device */
@@ -176,25 +176,26 @@ static size_t step_bytes(const mr_engine_device *d, const mr_model *m, const mr_
                            mr_forward_columns(m));
 }
 
-static mr_code too_small(const mr_engine_device *d, size_t weights, size_t step, size_t page,
+static mr_code too_small(const mr_engine_device *d, size_t weights, size_t step, size_t block,
                          mr_err *err) {
   return mr_err_set(
       err, MR_E_UNAVAILABLE,
       "device %s: of its memory %zu bytes are taken, but the weights need %zu, a step "
-      "%zu and a page of keys and values %zu; use a larger --device-memory, --device-weights "
+      "%zu and a block of keys and values %zu; use a larger --device-memory, --device-weights "
       "int4, or --device cpu",
-      d->dev->name, d->dev->cap, weights, step, page);
+      d->dev->name, d->dev->cap, weights, step, block);
 }
 
 /* Where pages may go to the disk some of the room is for those on their way. */
-static void plan_stage(mr_engine_device *d, const mr_engine_opts *o, size_t page, int pages,
-                       size_t *most) {
-  size_t all = (size_t)pages < *most ? (size_t)pages : *most, n = all / 4;
-  d->page_bytes = page;
+static void plan_stage(mr_engine_device *d, const mr_engine_opts *o, const mr_engine_info *info,
+                       int pages, size_t *most) {
+  size_t all = (size_t)pages < *most ? (size_t)pages : *most, block = (size_t)info->kv_groups;
+  size_t n = all / 4 < all - block ? all / 4 : all - block;
+  d->page_bytes = (size_t)info->kv_page_bytes;
   d->n_stage = 0;
   if (!o->kv_disk || o->kv_policy == MR_KV_FEWER || o->kv_policy == MR_KV_RECOMPUTE)
     return;
-  d->n_stage = n < MOST_STAGED ? (int)n : MOST_STAGED;
+  d->n_stage = (int)(n < MOST_STAGED * block ? n : MOST_STAGED * block);
   if (all + (size_t)d->n_stage > *most)
     *most -= (size_t)d->n_stage;
 }
@@ -220,29 +221,29 @@ static size_t plan_weights(mr_engine_device *d, const mr_engine_opts *o, const m
 
 mr_code mr_engine_device_plan(mr_engine_device *d, const mr_engine_opts *o, const mr_model *m,
                               mr_engine_info *info, int *pages, mr_err *err) {
-  size_t page = (size_t)info->kv_bytes_per_token * MR_KV_BLOCK;
+  size_t page = (size_t)info->kv_page_bytes, block = page * (size_t)info->kv_groups;
   if (o->kv_type == MR_KV_Q4)
     return mr_err_set(err, MR_E_UNAVAILABLE,
                       "keys and values of type q4 are not supported on device %s; use int8 or fp8",
                       d->dev->name);
   size_t weights = plan_weights(d, o, m);
   while (!o->max_step_tokens && info->max_step_tokens > LEAST_STEP &&
-         weights + step_bytes(d, m, info) + page > d->dev->cap / 10 * 9)
+         weights + step_bytes(d, m, info) + block > d->dev->cap / 10 * 9)
     info->max_step_tokens /= 2;
   size_t step = step_bytes(d, m, info);
-  if (weights + step + page > d->dev->cap)
-    return too_small(d, weights, step, page, err);
+  if (weights + step + block > d->dev->cap)
+    return too_small(d, weights, step, block, err);
   size_t most = (d->dev->cap - weights - step) / page;
-  plan_stage(d, o, page, *pages, &most);
+  plan_stage(d, o, info, *pages, &most);
   if ((size_t)*pages > most)
     *pages = (int)most;
-  if (info->max_batch > *pages)
-    info->max_batch = *pages;
+  if (info->max_batch > *pages / info->kv_groups)
+    info->max_batch = *pages / info->kv_groups;
   info->device = kept(d->dev->name);
   info->isa = kept(d->dev->arch);
   info->scheme = scheme_name(d);
   info->packed_bytes = weights;
   info->kv_memory = (uint64_t)*pages * page;
-  info->kv_tokens = (uint64_t)*pages * MR_KV_BLOCK;
+  info->kv_tokens = (uint64_t)(*pages / info->kv_groups) * MR_KV_BLOCK;
   return MR_OK;
 }

@@ -6,9 +6,12 @@
  *
  * Invariants
  * 1. Pages are reserved in counts when a request is admitted: its nodes of the prefix tree (once
- * for all requests that hold them), the other full pages of its prompt, and what each sequence may
- * need beyond them; pages_reserved + held nodes <= pages in all, and the rest of the tree's pages
- * is given back on demand. So with MR_KV_FEWER taking pages in a step cannot fail.
+ * for all requests that hold them), the other full blocks of its prompt, and what each sequence may
+ * need beyond them; pages_reserved + what held nodes have <= pages in all, and the rest of the
+ * tree's pages is given back on demand. So with MR_KV_FEWER taking pages in a step cannot fail. Of
+ * layers with a window a sequence has window_blocks at most. A request that brings more new nodes
+ * than that does not hold them wide: it reserves so many blocks of them for itself, and the tree
+ * gives back what lies behind its window.
  * 2. A sequence that is done holds no pages and no reservation of its own.
  * 3. With the other policies more is admitted than may fit. Who finds no page takes it from the
  * youngest, which is parked; it waits where all others are older or in the step already. So the
@@ -46,7 +49,8 @@ typedef struct mr_flight {
   int n_chain;      /* not the block with the last token: its logits are needed */
   int partial_at;   /* block at which a common beginning was looked for last */
   bool shares;      /* it takes part in the prefix tree */
-  int shared_pages; /* full pages of the prompt beyond the chain */
+  bool wide;        /* it holds its nodes wide (prefix.h) */
+  int shared_pages; /* of full blocks of the prompt beyond what its nodes hold */
   mr_flight_state state;
   uint64_t step;     /* the last one that it had a run in */
   uint64_t held;     /* its number among those that are held back, from 1; 0: it is not */
@@ -91,13 +95,14 @@ struct mr_engine {
   mr_kv *kv;
   mr_prefix *prefix;     /* NULL: no sharing */
   mr_prefixstore *store; /* NULL: nothing outlasts the run */
-  uint8_t *stored_page;  /* one that is being read out of it */
+  uint8_t *stored_block; /* one that is being read out of it, or written */
   double keep_until_s;   /* monotonic; 0: no limit */
   mr_kvtier *tier;
   mr_kv_policy policy;
   mr_saved *saved; /* borrowed; NULL: none */
   bool moved;      /* in this step a flight got back what it waits for */
-  int window;      /* of all layers, or 0 */
+  mr_kv_groups groups;
+  int window_blocks; /* that a sequence has at most of layers with a window */
   mr_forward *forward;
   const mr_vocab *vocab; /* borrowed from the prompter; NULL: none */
   int32_t *ends;         /* ids that end a text in this model */
@@ -134,7 +139,7 @@ struct mr_engine {
   mr_engine_stats stats;
 };
 
-int mr_engine_pages(const mr_engine *e, int64_t tokens); /* of one sequence */
+int mr_engine_pages(const mr_engine *e, int64_t tokens); /* of one sequence: its places */
 int mr_engine_used_pages(const mr_engine *e);            /* by requests */
 
 /* engine_memory.c: makes `want` pages free for f: idle ones of the tree, then those of the youngest
@@ -164,6 +169,11 @@ int mr_flight_reserved(const mr_flight *f);
 void mr_flight_park(mr_engine *e, mr_flight *f);
 /* Between two steps: parked flights come back when there is room, the oldest first. */
 void mr_engine_revive(mr_engine *e);
+/* Tokens of the shortest of its sequences that were put away. */
+int mr_flight_parked_len(const mr_flight *f);
+/* The sequence whose table holds the prompt: of those that do, the one whose window has dropped
+ * least of it. */
+mr_sequence *mr_flight_holder(mr_flight *f);
 /* An active flight that was spilled and holds what is the tree's: reads the rest. */
 void mr_flight_fetch(mr_engine *e, mr_flight *f);
 /* Waits until nothing of it is being read any more. */

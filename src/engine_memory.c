@@ -20,7 +20,7 @@ int mr_engine_used_pages(const mr_engine *e) {
 
 /* Parking it gives pages back: its own, or such as only it keeps in the tree. */
 static bool holds_pages(const mr_engine *e, const mr_flight *f) {
-  return f->fed > 0 || (f->n_chain && mr_prefix_page(e->prefix, f->chain[0]) >= 0);
+  return f->fed > 0 || (f->n_chain && mr_prefix_computed(e->prefix, f->chain[0]));
 }
 
 static mr_flight *youngest(const mr_engine *e, const mr_flight *than) {
@@ -86,35 +86,66 @@ mr_code mr_flight_join(mr_engine *e, mr_flight *f, mr_err *err) {
     return mr_err_set(err, MR_E_NOMEM, "out of memory for a request");
   mr_code rc = mr_prefix_room(e->prefix, f->n_chain, err);
   if (!rc)
-    mr_prefix_acquire(e->prefix, f->r.adapter, f->r.prompt, f->n_chain, f->chain);
+    mr_prefix_acquire(e->prefix, f->r.adapter, f->r.prompt, f->n_chain, f->wide, f->chain);
   return rc;
 }
 
 void mr_flight_leave(mr_engine *e, mr_flight *f) {
   if (!f->n_chain)
     return;
-  mr_prefix_release(e->prefix, f->chain, f->n_chain, f->age);
+  mr_prefix_release(e->prefix, f->chain, f->n_chain, f->wide, f->age);
   mr_prefix_unroom(e->prefix, f->n_chain);
   f->n_chain = 0;
 }
 
-static void take_shared(mr_engine *e, mr_flight *f, int32_t page, int n) {
-  mr_kv_seq_append(e->kv, &f->seqs[0].kv, page, n);
+static void take_shared(mr_engine *e, mr_flight *f, int32_t node, int n) {
+  mr_kv_seq_append(e->kv, &f->seqs[0].kv, mr_prefix_pages(e->prefix, node), n);
   f->fed += n;
   e->stats.prompt_tokens_shared += (uint64_t)n;
+}
+
+/* The first position that f's windows read once its first `fed` prompt tokens are there: for the
+ * next one, or if the rest comes from the disk, for what comes after that. */
+static int first_read(const mr_engine *e, const mr_flight *f, int fed) {
+  int pos = fed;
+  if (f->spilled && fed >= f->fetch_at && mr_flight_parked_len(f) > pos)
+    pos = mr_flight_parked_len(f);
+  return mr_kv_first(e->kv, pos);
+}
+
+/* Blocks from `block` on, up to which f can go on with what the tree has: computed, and whole as
+ * far as windows reach back from there. */
+static int reaches(const mr_engine *e, const mr_flight *f, int block) {
+  int best = block, from = mr_kv_seq_dropped(&f->seqs[0].kv); /* where what is whole begins */
+  for (int b = block; b < f->n_chain && mr_prefix_computed(e->prefix, f->chain[b]); b++) {
+    if (!mr_prefix_whole(e->prefix, f->chain[b]))
+      from = b + 1;
+    if (from * MR_KV_BLOCK <= first_read(e, f, (b + 1) * MR_KV_BLOCK))
+      best = b + 1;
+  }
+  return best;
+}
+
+static int share_blocks(mr_engine *e, mr_flight *f, int block) {
+  int end = reaches(e, f, block);
+  if (end > block)
+    mr_kv_seq_drop(e->kv, &f->seqs[0].kv, first_read(e, f, end * MR_KV_BLOCK));
+  for (; block < end; block++)
+    take_shared(e, f, f->chain[block], MR_KV_BLOCK);
+  return end;
 }
 
 /* A stored block that begins as the next one does: its first tokens are taken, the rest is computed
  * in a copy. */
 static void share_partial(mr_engine *e, mr_flight *f, int block) {
-  int32_t page = -1, parent = block ? f->chain[block - 1] : -1;
+  int32_t node = -1, parent = block ? f->chain[block - 1] : -1;
   if (f->partial_at == block || f->spilled || mr_kv_packs(mr_kv_type_of(e->kv)))
     return;
   f->partial_at = block;
   int n = mr_prefix_partial(e->prefix, f->r.adapter, parent, f->r.prompt + f->fed,
-                            f->r.n_prompt - 1 - f->fed, &page);
+                            f->r.n_prompt - 1 - f->fed, &node);
   if (n >= PARTIAL_MIN)
-    take_shared(e, f, page, n);
+    take_shared(e, f, node, n);
 }
 
 /* ---------------------------------------------------------------- prefixes of earlier runs */
@@ -124,13 +155,23 @@ static uint64_t tree_key(const mr_engine *e, int tree) {
   return tree ? e->lora->keys[tree - 1] : 0;
 }
 
-static bool keep(void *ctx, int tree, const int32_t *tokens, int n, int32_t page) {
+/* A block's pages lie in a file one after the other. */
+static uint8_t *stored_part(const mr_engine *e, int group) {
+  return e->stored_block + (size_t)group * mr_kv_size_of_page(e->kv);
+}
+
+static bool keep(void *ctx, int tree, const int32_t *tokens, int n, const int32_t *pages) {
   mr_engine *e = ctx;
   if (e->keep_until_s > 0 && mr_sys_seconds() > e->keep_until_s)
     return false;
-  const void *bytes = mr_kv_view(e->kv, page, e->stored_page);
-  if (bytes)
-    mr_prefixstore_put(e->store, tree_key(e, tree), tokens, n, bytes);
+  for (int g = 0; g < e->groups.n; g++) {
+    const void *bytes = mr_kv_view(e->kv, pages[g], stored_part(e, g));
+    if (!bytes)
+      return true;
+    if (bytes != stored_part(e, g))
+      memcpy(stored_part(e, g), bytes, mr_kv_size_of_page(e->kv));
+  }
+  mr_prefixstore_put(e->store, tree_key(e, tree), tokens, n, e->stored_block);
   return true;
 }
 
@@ -146,10 +187,11 @@ mr_code mr_engine_open_store(mr_engine *e, const mr_engine_opts *o, mr_err *err)
   if (!o->prefix_cache || !e->prefix)
     return MR_OK;
   store_key(o, &e->info, key);
-  mr_code rc = mr_prefixstore_open(&e->store, o->prefix_cache, key, mr_kv_size_of_page(e->kv),
-                                   o->prefix_cache_bytes, err);
-  e->stored_page = rc ? NULL : mr_mem_alloc(mr_kv_size_of_page(e->kv), 1);
-  if (!rc && !e->stored_page)
+  size_t block = (size_t)e->groups.n * mr_kv_size_of_page(e->kv);
+  mr_code rc =
+      mr_prefixstore_open(&e->store, o->prefix_cache, key, block, o->prefix_cache_bytes, err);
+  e->stored_block = rc ? NULL : mr_mem_alloc(block, 1);
+  if (!rc && !e->stored_block)
     rc = mr_err_set(err, MR_E_NOMEM, "out of memory for the prefix cache");
   if (!rc)
     mr_prefix_on_evict(e->prefix, keep, e);
@@ -173,32 +215,43 @@ void mr_engine_keep_prefixes(mr_engine *e, double seconds) {
   mr_prefix_keep_all(e->prefix);
 }
 
-/* The next block of f's prompt out of the store. False: it is not there, or there is no page. */
+static mr_code write_block(const mr_engine *e, const mr_kv_seq *kv, int block) {
+  int32_t pages[MR_MAX_LAYERS];
+  mr_code rc = MR_OK;
+  mr_kv_seq_block(e->kv, kv, block, pages);
+  for (int g = 0; g < e->groups.n && !rc; g++)
+    rc = mr_kv_write(e->kv, pages[g], stored_part(e, g));
+  return rc;
+}
+
+/* The next block of f's prompt out of the store. False: it is not there, or there is no page. Room
+ * is made before it is read, as what goes for it may be on its way to the store. */
 static bool take_stored(mr_engine *e, mr_flight *f, int block) {
   mr_kv_seq *kv = &f->seqs[0].kv;
+  uint64_t tree = tree_key(e, f->r.adapter);
+  int end = (block + 1) * MR_KV_BLOCK;
   if (!e->store || f->spilled || !mr_prefix_first_look(e->prefix, f->chain[block]) ||
-      !mr_prefixstore_get(e->store, tree_key(e, f->r.adapter), f->r.prompt,
-                          (block + 1) * MR_KV_BLOCK, e->stored_page) ||
+      !mr_prefixstore_has(e->store, tree, f->r.prompt, end) ||
       !mr_flight_make_room(e, f, mr_kv_seq_wants(e->kv, kv, MR_KV_BLOCK)) ||
       mr_kv_seq_reserve(e->kv, kv, MR_KV_BLOCK) ||
-      mr_kv_write(e->kv, kv->pages[block], e->stored_page))
+      !mr_prefixstore_get(e->store, tree, f->r.prompt, end, e->stored_block) ||
+      write_block(e, kv, block))
     return false; /* what was reserved is used by the tokens that are computed then */
   kv->len += MR_KV_BLOCK;
   f->fed += MR_KV_BLOCK;
   mr_flight_publish(e, f, f->fed - MR_KV_BLOCK);
   mr_prefix_came_from_store(e->prefix, f->chain[block]);
+  mr_kv_seq_drop(e->kv, kv, first_read(e, f, f->fed));
   e->stats.prompt_tokens_cached += MR_KV_BLOCK;
   return true;
 }
 
 bool mr_flight_share(mr_engine *e, mr_flight *f) {
-  int32_t page;
   if (!f->shares || f->fed % MR_KV_BLOCK)
     return true;
   int block = f->fed / MR_KV_BLOCK;
   do {
-    for (; block < f->n_chain && (page = mr_prefix_page(e->prefix, f->chain[block])) >= 0; block++)
-      take_shared(e, f, page, MR_KV_BLOCK);
+    block = share_blocks(e, f, block);
     if (f->spilled && f->fed >= f->fetch_at)
       return true;
     if (block < f->n_chain && !mr_prefix_claim(e->prefix, f->chain[block], f->age))
@@ -209,17 +262,22 @@ bool mr_flight_share(mr_engine *e, mr_flight *f) {
   return true;
 }
 
+/* What is whole after it is taken then. */
 int mr_flight_claim(mr_engine *e, mr_flight *f, int n) {
   int end = f->fed + n;
   for (int b = f->fed / MR_KV_BLOCK; b < f->n_chain && b * MR_KV_BLOCK < end; b++)
-    if (!mr_prefix_claim(e->prefix, f->chain[b], f->age))
+    if ((b * MR_KV_BLOCK > f->fed && mr_prefix_whole(e->prefix, f->chain[b])) ||
+        !mr_prefix_claim(e->prefix, f->chain[b], f->age))
       return b * MR_KV_BLOCK > f->fed ? b * MR_KV_BLOCK - f->fed : n;
   return n;
 }
 
 void mr_flight_publish(mr_engine *e, mr_flight *f, int from) {
   mr_kv_seq *kv = &f->seqs[0].kv;
-  for (int b = from / MR_KV_BLOCK; b < f->fed / MR_KV_BLOCK && b < f->n_chain; b++)
-    mr_kv_seq_replace(e->kv, kv, b,
-                      mr_prefix_publish(e->prefix, f->chain[b], kv->pages[b], f->age));
+  int32_t pages[MR_MAX_LAYERS];
+  for (int b = from / MR_KV_BLOCK; b < f->fed / MR_KV_BLOCK && b < f->n_chain; b++) {
+    mr_kv_seq_block(e->kv, kv, b, pages);
+    mr_prefix_publish(e->prefix, f->chain[b], pages, f->age);
+    mr_kv_seq_replace(e->kv, kv, b, mr_prefix_pages(e->prefix, f->chain[b]));
+  }
 }

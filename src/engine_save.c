@@ -8,9 +8,9 @@
 
 uint64_t mr_engine_layout(const mr_engine_info *i) {
   char words[160];
-  int n = snprintf(words, sizeof words, "%s, numerics %d, %s, %s, kv %s, %d, %llu", MR_VERSION,
-                   MR_NUMERICS_VERSION, i->isa, i->scheme, i->kv_type, MR_KV_BLOCK,
-                   (unsigned long long)i->kv_bytes_per_token);
+  int n = snprintf(words, sizeof words, "%s, numerics %d, %s, %s, kv %s, %d, %llu, %d groups",
+                   MR_VERSION, MR_NUMERICS_VERSION, i->isa, i->scheme, i->kv_type, MR_KV_BLOCK,
+                   (unsigned long long)i->kv_bytes_per_token, i->kv_groups);
   return mr_hash_64(words, n > 0 && n < (int)sizeof words ? (size_t)n : sizeof words);
 }
 
@@ -60,7 +60,7 @@ static mr_code replay(mr_engine *e, mr_flight *f, const mr_saved_row *r, mr_err 
 /* Their keys and values are on disk, as those of a flight that was parked. */
 static void take_pages(mr_engine *e, mr_flight *f, const mr_saved_row *r) {
   bool whole = r->fed == f->r.n_prompt;
-  int at = whole ? r->fed / MR_KV_BLOCK : mr_engine_pages(e, r->fed);
+  int at = whole ? r->fed / MR_KV_BLOCK * e->groups.n : mr_engine_pages(e, r->fed);
   if (r->fed < 1 || r->fed > f->r.n_prompt || at > r->n_pages ||
       !mr_saved_fits(e->saved, mr_kv_size_of_page(e->kv), mr_engine_layout(&e->info)))
     return;
@@ -71,8 +71,10 @@ static void take_pages(mr_engine *e, mr_flight *f, const mr_saved_row *r) {
         (q->fed > f->seqs[i].out.n_ids || q->n_pages != mr_engine_pages(e, len) - at))
       return;
   }
-  f->parked = (mr_parked){
-      .saved = e->saved, .pages = r->pages, .n = at, .len = whole ? at * MR_KV_BLOCK : r->fed};
+  f->parked = (mr_parked){.saved = e->saved,
+                          .pages = r->pages,
+                          .n = at,
+                          .len = whole ? r->fed / MR_KV_BLOCK * MR_KV_BLOCK : r->fed};
   for (int i = 0, from = at; whole && i < f->n_seqs; from += r->seqs[i++].n_pages) {
     mr_sequence *s = &f->seqs[i];
     if (s->done)
@@ -122,12 +124,13 @@ static bool add_page(save *v, mr_saved_page p) {
     return false;
   }
   v->pages[v->n_pages++] = p;
-  return p.at >= 0;
+  return p.at != -1;
 }
 
+/* -1: one that was dropped. */
 static bool save_page(save *v, int32_t page) {
   if (page < 0)
-    return false;
+    return add_page(v, (mr_saved_page){MR_SAVED_DROPPED, 0});
   mr_saved_page *k = &v->known[page];
   if (k->at == 0) {
     const void *bytes = mr_kv_view(v->e->kv, page, v->buf);
@@ -140,34 +143,55 @@ static bool save_page(save *v, int32_t page) {
 }
 
 static bool save_parked(save *v, const mr_parked *p) {
-  for (int i = 0; i < p->n; i++)
-    if (!mr_saver_has_room(v->w) || !mr_kvtier_read(v->e->tier, p, i, v->buf) ||
-        !add_page(v, mr_saver_page(v->w, v->buf)))
-      return false;
-  return true;
+  bool ok = true;
+  for (int i = 0; i < p->n && ok; i++)
+    ok = mr_kvtier_has(p, i)
+             ? mr_saver_has_room(v->w) && mr_kvtier_read(v->e->tier, p, i, v->buf) &&
+                   add_page(v, mr_saver_page(v->w, v->buf))
+             : save_page(v, -1);
+  return ok;
+}
+
+/* A node's pages; those of layers with a window may be missing before position `first`. */
+static bool save_node(save *v, int32_t node, int block, int first) {
+  const mr_prefix *p = v->e->prefix;
+  bool whole = mr_prefix_whole(p, node), ok = true;
+  if (!mr_prefix_computed(p, node) || (!whole && block >= first / MR_KV_BLOCK))
+    return false;
+  for (int g = 0; g < v->e->groups.n && ok; g++)
+    ok = save_page(v, mr_prefix_pages(p, node)[g]);
+  return ok;
 }
 
 /* The first pages of a parked flight's prompt are the tree's, if they are there still. */
 static bool save_common(save *v, mr_flight *f) {
-  int n = f->fetch_at / MR_KV_BLOCK;
+  int n = f->fetch_at / MR_KV_BLOCK, first = mr_kv_first(v->e->kv, mr_flight_parked_len(f));
   bool ok = n <= f->n_chain;
   if (n == 0 || !ok)
     return ok;
-  mr_prefix_acquire(v->e->prefix, f->r.adapter, f->r.prompt, f->n_chain, f->chain);
+  mr_prefix_acquire(v->e->prefix, f->r.adapter, f->r.prompt, f->n_chain, f->wide, f->chain);
   for (int i = 0; i < n && ok; i++)
-    ok = save_page(v, mr_prefix_page(v->e->prefix, f->chain[i]));
-  mr_prefix_release(v->e->prefix, f->chain, f->n_chain, f->age);
+    ok = save_node(v, f->chain[i], i, first);
+  mr_prefix_release(v->e->prefix, f->chain, f->n_chain, f->wide, f->age);
   return ok;
 }
 
-/* A sequence's pages after the prompt's full ones. */
+/* A sequence's places after those of the prompt's full blocks. */
 static int count_pages(const mr_engine *e, const mr_flight *f, const mr_sequence *s, bool whole) {
   if (s->done || !whole)
     return 0;
-  return mr_engine_pages(e, (int64_t)f->r.n_prompt + s->fed) - f->r.n_prompt / MR_KV_BLOCK;
+  return mr_engine_pages(e, (int64_t)f->r.n_prompt + s->fed) -
+         f->r.n_prompt / MR_KV_BLOCK * e->groups.n;
 }
 
-/* False: not all of it could be saved. A window's pages that were dropped are not there. */
+static bool save_places(save *v, const mr_kv_seq *kv, int from, int end) {
+  bool ok = end <= mr_kv_seq_places(v->e->kv, kv);
+  for (int i = from; ok && i < end; i++)
+    ok = save_page(v, mr_kv_seq_place(v->e->kv, kv, i));
+  return ok;
+}
+
+/* False: not all of it could be saved. */
 static bool save_pages(save *v, mr_flight *f) {
   bool whole = (f->spilled ? f->parked_fed : f->fed) == f->r.n_prompt, ok = true;
   if (f->spilled) {
@@ -177,19 +201,11 @@ static bool save_pages(save *v, mr_flight *f) {
                                save_parked(v, &f->seqs[i].parked));
     return ok;
   }
-  int own = whole ? f->fed / MR_KV_BLOCK : mr_engine_pages(v->e, f->fed), first = 0;
-  while (whole && first < f->n_seqs - 1 && f->seqs[first].done)
-    first++;
-  const mr_kv_seq *kv = &f->seqs[first].kv;
-  if (own > kv->n_pages || kv->n_dropped)
-    return false;
-  for (int i = 0; i < own && ok; i++)
-    ok = save_page(v, kv->pages[i]);
-  for (int k = 0; whole && k < f->n_seqs; k++) {
-    int n = own + count_pages(v->e, f, &f->seqs[k], whole);
-    ok = ok && (n == own || n <= f->seqs[k].kv.n_pages);
-    for (int i = own; ok && i < n; i++)
-      ok = save_page(v, f->seqs[k].kv.pages[i]);
+  int own = whole ? f->fed / MR_KV_BLOCK * v->e->groups.n : mr_engine_pages(v->e, f->fed);
+  ok = save_places(v, &mr_flight_holder(f)->kv, 0, own);
+  for (int k = 0; ok && whole && k < f->n_seqs; k++) {
+    int n = count_pages(v->e, f, &f->seqs[k], whole);
+    ok = n == 0 || save_places(v, &f->seqs[k].kv, own, own + n);
   }
   return ok;
 }
@@ -242,8 +258,10 @@ static void save_again(save *v, const mr_saved_row *old) {
       mr_saved_fits(v->e->saved, mr_kv_size_of_page(v->e->kv), mr_engine_layout(&v->e->info));
   v->n_pages = 0;
   for (int i = 0; i < old->n_pages && kept; i++)
-    kept = mr_saver_has_room(v->w) && mr_saved_read(v->e->saved, &old->pages[i], v->buf) &&
-           add_page(v, mr_saver_page(v->w, v->buf));
+    kept = old->pages[i].at == MR_SAVED_DROPPED
+               ? save_page(v, -1)
+               : mr_saver_has_room(v->w) && mr_saved_read(v->e->saved, &old->pages[i], v->buf) &&
+                     add_page(v, mr_saver_page(v->w, v->buf));
   r.n_pages = kept ? (int32_t)v->n_pages : 0;
   r.fed = kept ? old->fed : 0;
   for (int i = 0; seqs && !kept && i < old->n_seqs; i++)

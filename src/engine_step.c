@@ -288,8 +288,7 @@ static void advance(mr_engine *e) {
       e->stats.prompt_tokens_computed += (uint64_t)n;
     if (!s && f->fed == f->r.n_prompt)
       prompt_done(e, f);
-    if (e->window && e->runs[i].seq->len >= e->window)
-      mr_kv_seq_drop(e->kv, e->runs[i].seq, e->runs[i].seq->len - e->window + 1);
+    mr_kv_seq_drop(e->kv, e->runs[i].seq, mr_kv_first(e->kv, e->runs[i].seq->len));
   }
 }
 

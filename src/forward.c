@@ -225,7 +225,8 @@ static mr_code check_run(const mr_forward *f, const mr_run *r, int at, mr_err *e
         err, MR_E_INTERNAL,
         "run %d of the step goes from position %d over %d tokens, past the context of %d", at,
         r->seq->len, r->n, f->m->c.context);
-  if ((int64_t)r->seq->len + r->n > (int64_t)(r->seq->n_pages - r->seq->n_own) * MR_KV_BLOCK)
+  if ((int64_t)r->seq->len + r->n > (int64_t)r->seq->n_blocks * MR_KV_BLOCK ||
+      r->seq->first > r->seq->len)
     return mr_err_set(err, MR_E_INTERNAL, "run %d of the step has no room reserved for %d tokens",
                       at, r->n);
   if (r->adapter < 0 || r->adapter > (f->m->lora ? f->m->lora->n : 0))

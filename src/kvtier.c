@@ -5,7 +5,9 @@
 
 #define DEFAULT_DIR "/var/tmp"
 #define MEASURED_BYTES (32u << 20)
-#define LEAVING (-2) /* in place of a slot: the page is still on its way from the device */
+/* in place of a slot; -1: the page is lost */
+#define LEAVING (-2) /* it is still on its way from the device */
+#define DROPPED (-3) /* there was none */
 
 struct mr_kvtier {
   mr_kv *kv;
@@ -129,8 +131,8 @@ static bool send_away(mr_kvtier *t, int32_t *slot, int32_t page) {
 }
 
 /* The slot of a page, or -1. */
-static int put_page(mr_kvtier *t, const mr_kv_seq *s, int i) {
-  const void *bytes = mr_kv_view(t->kv, s->pages[i], t->page);
+static int put_page(mr_kvtier *t, int32_t page) {
+  const void *bytes = mr_kv_view(t->kv, page, t->page);
   return bytes ? mr_spill_put(t->spill, bytes) : -1;
 }
 
@@ -143,10 +145,9 @@ bool mr_kvtier_park(mr_kvtier *t, const mr_kv_seq *s, int first, int end, int le
   if (!p->slots)
     return false;
   for (; p->n < n; p->n++) {
-    int32_t *slot = &p->slots[p->n];
-    if (!t->memory)
-      *slot = put_page(t, s, first + p->n);
-    if (t->memory ? send_away(t, slot, s->pages[first + p->n]) : *slot >= 0)
+    int32_t *slot = &p->slots[p->n], page = mr_kv_seq_place(t->kv, s, first + p->n);
+    *slot = page < 0 ? DROPPED : t->memory ? -1 : put_page(t, page);
+    if (page < 0 || (t->memory ? send_away(t, slot, page) : *slot >= 0))
       continue;
     mr_kvtier_forget(t, p);
     return false;
@@ -177,15 +178,21 @@ static bool take_room(const mr_kvtier *t, mr_parked *p) {
   return !p->lost;
 }
 
+/* The page that is brought back to this place; -1: none. */
+static int32_t page_at(const mr_kvtier *t, const mr_kv_seq *s, int place, int from) {
+  return place >= from && place < mr_kv_seq_places(t->kv, s) ? mr_kv_seq_place(t->kv, s, place)
+                                                             : -1;
+}
+
 /* At once: it happens at the start of a run, and the file was written lately. */
 static void fetch_saved(mr_kvtier *t, mr_parked *p, const mr_kv_seq *s, int from) {
   for (int i = 0; i < p->n && !p->lost; i++) {
-    int page = p->first + i;
-    if (page < from || page >= s->n_pages)
+    int32_t page = page_at(t, s, p->first + i, from);
+    if (page < 0)
       continue;
-    uint8_t *to = t->page ? t->page : mr_kv_page(t->kv, s->pages[page]);
-    p->lost = !mr_saved_read(p->saved, &p->pages[i], to) ||
-              (t->page && mr_kv_write(t->kv, s->pages[page], to));
+    uint8_t *to = t->page ? t->page : mr_kv_page(t->kv, page);
+    p->lost =
+        !mr_saved_read(p->saved, &p->pages[i], to) || (t->page && mr_kv_write(t->kv, page, to));
     t->saved_bytes += mr_kv_size_of_page(t->kv);
   }
   p->n = 0;
@@ -199,16 +206,18 @@ void mr_kvtier_fetch(mr_kvtier *t, mr_parked *p, const mr_kv_seq *s, int from) {
   }
   land_parked(t, p);
   for (int i = 0; i < p->n; i++)
-    p->lost = p->lost || p->slots[i] < 0;
+    p->lost = p->lost || p->slots[i] == -1 ||
+              (p->slots[i] == DROPPED && page_at(t, s, p->first + i, from) >= 0);
   if (p->lost || !take_room(t, p))
     return;
   for (int i = 0; i < p->n; i++) {
-    int page = p->first + i;
-    if (page < from || page >= s->n_pages) {
-      mr_spill_drop(t->spill, p->slots[i]);
+    int32_t page = page_at(t, s, p->first + i, from);
+    if (page < 0) {
+      if (p->slots[i] >= 0)
+        mr_spill_drop(t->spill, p->slots[i]);
       continue;
     }
-    mr_spill_get(t->spill, p->slots[i], landing(t, p, kept, s->pages[page]));
+    mr_spill_get(t->spill, p->slots[i], landing(t, p, kept, page));
     p->slots[kept++] = p->slots[i];
   }
   p->first = p->first > from ? p->first : from;
@@ -247,6 +256,10 @@ mr_code mr_kvtier_fetched(mr_kvtier *t, mr_parked *p) {
     return rc;
   mr_kvtier_forget(t, p);
   return rc;
+}
+
+bool mr_kvtier_has(const mr_parked *p, int i) {
+  return p->saved ? p->pages[i].at != MR_SAVED_DROPPED : p->slots[i] != DROPPED;
 }
 
 bool mr_kvtier_read(mr_kvtier *t, const mr_parked *p, int i, void *to) {

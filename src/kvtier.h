@@ -31,7 +31,7 @@ typedef enum mr_kv_policy {              /* when memory runs out */
 
 typedef struct mr_kvtier mr_kvtier;
 
-typedef struct mr_parked { /* pages first .. first + n - 1 of a sequence; zeroed: none */
+typedef struct mr_parked { /* places first .. first + n - 1 of a sequence; zeroed: none */
   int32_t *slots;          /* owned; or, of a run before: */
   const mr_saved *saved;   /* borrowed */
   const mr_saved_page *pages;
@@ -59,15 +59,17 @@ bool mr_kvtier_has_disk(const mr_kvtier *t); /* with room left */
 /* Whether to put `pages` on disk rather than compute `tokens` again at token_s seconds each. */
 bool mr_kvtier_spills(const mr_kvtier *t, int pages, int64_t tokens, double token_s);
 
-/* Copies pages first .. end - 1; len is the number of tokens up to there. False: no room, nothing
- * is parked. */
+/* Copies the pages at places first .. end - 1, if they were not dropped; len is the number of
+ * tokens up to there. False: no room, nothing is parked. */
 bool mr_kvtier_park(mr_kvtier *t, const mr_kv_seq *s, int first, int end, int len, mr_parked *p);
-/* Starts to bring back the pages that s has now and that are not below `from`; the others are
+/* Starts to bring back the pages that s has now at places that are not below `from`; the others are
  * forgotten. */
 void mr_kvtier_fetch(mr_kvtier *t, mr_parked *p, const mr_kv_seq *s, int from);
 /* MR_OK and MR_E_IO: p is empty again. */
 mr_code mr_kvtier_fetched(mr_kvtier *t, mr_parked *p);
 void mr_kvtier_forget(mr_kvtier *t, mr_parked *p);
+/* Whether the page at place first + i was there; else it had been dropped. */
+bool mr_kvtier_has(const mr_parked *p, int i);
 /* Waits for page i (of n) of what is parked. False: it is lost. */
 bool mr_kvtier_read(mr_kvtier *t, const mr_parked *p, int i, void *to);
 void mr_kvtier_wait(mr_kvtier *t); /* until the disk has done something */

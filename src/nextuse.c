@@ -71,6 +71,10 @@ uint64_t mr_nextuse_of(const mr_nextuse *u, uint64_t hash) {
   return s && s->count ? s->when : MR_NEVER;
 }
 
+uint32_t mr_nextuse_rows(const mr_nextuse *u, uint64_t hash) {
+  return u->size ? find(u, hash)->count : 0;
+}
+
 void mr_nextuse_free(mr_nextuse *u) {
   mr_mem_free(u->slots);
   *u = (mr_nextuse){0};

@@ -3,6 +3,7 @@
  *     mr_nextuse_add(u, hash, when)       a row that comes `when` (numbers grow) will have it
  *     mr_nextuse_remove(u, hash, next)    that row is there; another, if any, comes at `next`
  *     mr_nextuse_of(u, hash)              MR_NEVER: nobody is known who wants it
+ *     mr_nextuse_rows(u, hash)            how many rows that are known will have it
  *
  * A block is known by its hash; two of one hash are one. Only hints: when memory for them is
  * missing they are forgotten.
@@ -28,6 +29,7 @@ typedef struct mr_nextuse { /* zeroed: empty */
 void mr_nextuse_add(mr_nextuse *u, uint64_t hash, uint64_t when);
 void mr_nextuse_remove(mr_nextuse *u, uint64_t hash, uint64_t next);
 uint64_t mr_nextuse_of(const mr_nextuse *u, uint64_t hash);
+uint32_t mr_nextuse_rows(const mr_nextuse *u, uint64_t hash);
 void mr_nextuse_free(mr_nextuse *u);
 
 #endif

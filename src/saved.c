@@ -10,7 +10,7 @@
 #include "io/sys.h"
 #include "io/text.h"
 
-#define MAGIC 0x3156534b524d0a89ull /* "\x89\nMRKSV1" */
+#define MAGIC 0x3256534b524d0a89ull /* "\x89\nMRKSV2" */
 #define ROWS_BYTES_MAX ((int64_t)1 << 32)
 #define PICK_BYTES_MAX 4096
 

@@ -23,8 +23,10 @@
 
 #include "io/err.h"
 
+#define MR_SAVED_DROPPED (-2) /* there was no page: nobody reads it */
+
 typedef struct mr_saved_page {
-  int64_t at;     /* in pages of the file; -1: not saved */
+  int64_t at;     /* in pages of the file; -1: not saved; MR_SAVED_DROPPED */
   uint64_t check; /* xxh3-64 */
 } mr_saved_page;
 

@@ -5,14 +5,14 @@
 #include "io/mem.h"
 
 mr_code mr_sequence_init(mr_sequence *s, const mr_sampling *sampling, const mr_vocab *vocab,
-                         int max_len, mr_err *err) {
+                         const mr_kv *kv, int max_len, mr_err *err) {
   *s = (mr_sequence){.sampling = sampling, .vocab = vocab};
   s->out.stop_id = -1;
   s->out.greedy = true;
   if (vocab)
     mr_detok_init(&s->detok, vocab, false, false); /* it goes on after a prompt, so a leading space
                                                       stays */
-  return mr_kv_seq_init(&s->kv, max_len, err);
+  return mr_kv_seq_init(kv, &s->kv, max_len, err);
 }
 
 static mr_code no_memory(mr_err *err) {

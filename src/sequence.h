@@ -1,7 +1,7 @@
 /* sequence.h: one choice of a request in flight, or one continuation: its block table, its tokens,
  * its text, and when it ends.
  *
- *     mr_sequence_init(&s, sampling, vocab, max_len, &err);
+ *     mr_sequence_init(&s, sampling, vocab, kv, max_len, &err);
  *     mr_sequence_push(&s, &picked, ends, n_ends, max_new, &err);   until s.done
  *     mr_sequence_take(&s, &choice);                                moves the result out
  *     mr_sequence_free(&s, kv);
@@ -33,7 +33,7 @@ typedef struct mr_sequence {
 } mr_sequence;
 
 mr_code mr_sequence_init(mr_sequence *s, const mr_sampling *sampling, const mr_vocab *vocab,
-                         int max_len, mr_err *err);
+                         const mr_kv *kv, int max_len, mr_err *err);
 
 /* Takes s->picked as the next token. ends: ids that end a text; max_new: tokens at most.
  * MR_E_NOMEM. */

@@ -183,7 +183,9 @@ static void open_rest(engine *e) {
     return;
   }
   assert_int_equal(mr_model_pack(e->m, e->k, scheme, e->pool, &err), MR_OK);
-  assert_int_equal(mr_kv_open(&e->kv, &e->m->c, MR_KV_F32, 100, &err), MR_OK);
+  assert_int_equal(
+      mr_kv_open(&e->kv, &e->m->c, MR_KV_F32, 100 * mr_kv_groups_of(&e->m->c, MR_KV_F32).n, &err),
+      MR_OK);
   assert_int_equal(mr_forward_open(&e->f, e->m, e->k, e->pool, e->kv, MAX_TOKENS, MAX_TOKENS, &err),
                    MR_OK);
 }
@@ -199,7 +201,7 @@ static void close_all(engine *e, mr_lora *l) {
 
 static void sit(const engine *e, seat *s, int salt) {
   mr_err err = MR_ERR_INIT;
-  assert_int_equal(mr_kv_seq_init(&s->seq, TOKENS, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_init(e->kv, &s->seq, TOKENS, &err), MR_OK);
   for (int i = 0; i < TOKENS; i++)
     s->ids[i] = (i * 37 + salt * 11 + i * i) % e->m->c.n_vocab;
 }

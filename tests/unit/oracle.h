@@ -111,7 +111,9 @@ static mr_code open_gpu(engine *e, mr_err *err) {
     assert_int_equal(mr_device_start(e->dev, on_sim->memory, err), MR_OK);
   }
   e->pages = (mr_kv_memory){.ctx = e->dev, .take = take_pages};
-  assert_int_equal(mr_kv_open_on(&e->kv, &e->m->c, MR_KV_F32, 100, &e->pages, err), MR_OK);
+  assert_int_equal(mr_kv_open_on(&e->kv, &e->m->c, MR_KV_F32,
+                                 100 * mr_kv_groups_of(&e->m->c, MR_KV_F32).n, &e->pages, err),
+                   MR_OK);
   return mr_forward_open_gpu(&e->f, e->m, e->dev, e->kv, MR_GPU_EXACT, 0, MAX_TOKENS, MAX_TOKENS,
                              err);
 }
@@ -125,7 +127,9 @@ static mr_code engine_open(engine *e, const char *path, const char *isa, mr_err 
   if (on_sim || on_device)
     return open_gpu(e, err);
   assert_int_equal(mr_model_pack(e->m, e->k, MR_SCHEME_F32, e->pool, err), MR_OK);
-  assert_int_equal(mr_kv_open(&e->kv, &e->m->c, MR_KV_F32, 100, err), MR_OK);
+  assert_int_equal(
+      mr_kv_open(&e->kv, &e->m->c, MR_KV_F32, 100 * mr_kv_groups_of(&e->m->c, MR_KV_F32).n, err),
+      MR_OK);
   assert_int_equal(mr_forward_open(&e->f, e->m, e->k, e->pool, e->kv, MAX_TOKENS, MAX_TOKENS, err),
                    MR_OK);
   return MR_OK;
@@ -160,7 +164,7 @@ static int prefill(engine *e, probe *p, int chunk) {
   static const uint8_t all[MAX_TOKENS] = {[0 ... MAX_TOKENS - 1] = 1};
   mr_err err = MR_ERR_INIT;
   int best = -1;
-  assert_int_equal(mr_kv_seq_init(&p->seq, p->n + p->steps, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_init(e->kv, &p->seq, p->n + p->steps, &err), MR_OK);
   p->seq.long_rope = p->n > e->m->c.rope_original_context;
   for (int at = 0; at < p->n; at += chunk) {
     int n = p->n - at < chunk ? p->n - at : chunk;

@@ -168,9 +168,10 @@ static void latent_attention(void **state) {
   clear(&file);
   x.m = m;
   mr_calibration *c = gathered(true, 0, 2, pool);
-  assert_int_equal(mr_kv_open(&kv, &m->c, MR_KV_F32, 2, &err), MR_OK);
+  assert_int_equal(mr_kv_open(&kv, &m->c, MR_KV_F32, 2 * mr_kv_groups_of(&m->c, MR_KV_F32).n, &err),
+                   MR_OK);
   assert_int_equal(mr_forward_open(&f, m, mr_kernels_best(), pool, kv, 60, 1, &err), MR_OK);
-  assert_int_equal(mr_kv_seq_init(&seq, 60, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_init(kv, &seq, 60, &err), MR_OK);
   mr_forward_tap(f, &tap);
   for (int t = 0; t < 3; t++) {
     mr_run run = {.seq = &seq, .tokens = ids[t], .n = texts[t].n, .no_logits = 1};

@@ -381,7 +381,7 @@ static void a_lost_device(void **state) {
   fake.opts.lose_at = 150;
   on_device = "cuda";
   assert_int_equal(engine_open(&e, path, mr_kernels_best()->name, &err), MR_OK);
-  assert_int_equal(mr_kv_seq_init(&seq, 64, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_init(e.kv, &seq, 64, &err), MR_OK);
   mr_code rc = MR_OK;
   for (int i = 0; i < 32 && !rc; i++) {
     mr_run one = {.seq = &seq, .tokens = &token, .n = 1};

@@ -453,7 +453,7 @@ static void last_logits(const char *path, bool library, bool apart, float *out) 
   assert_int_equal(mr_kv_open_on(&kv, &m->c, MR_KV_BF16, 8, &pages, &err), MR_OK);
   if (mr_forward_open_gpu(&f, m, fake.dev, kv, MR_GPU_ALL_BF16, 0, TOKENS, 1, &err))
     fail_msg("%s", err.text);
-  assert_int_equal(mr_kv_seq_init(&seq, 128, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_init(kv, &seq, 128, &err), MR_OK);
   for (int i = 0; i < TOKENS; i++)
     ids[i] = i * 37 % 256;
   memset(fake.counts, 0, sizeof fake.counts);

@@ -370,5 +370,8 @@ int main(void) {
       cmocka_unit_test(memory_is_planned),
       cmocka_unit_test(refusals),
   };
-  return cmocka_run_group_tests(tests, setup, teardown);
+  int failed = cmocka_run_group_tests(tests, setup, teardown);
+  tiny_mixed = true; /* a window in one of two layers */
+  tiny_window = 40;
+  return failed + cmocka_run_group_tests_name("windows", tests, setup, teardown);
 }

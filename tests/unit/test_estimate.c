@@ -120,6 +120,25 @@ static void memory_runs_out(void **state) {
   assert_true(s.parked > 0 && s.spilled == 0 && s.other_s == 4 * 49 + s.recomputed);
 }
 
+/* Of layers with a window a long row holds the window's tokens only. */
+static void windows_make_room(void **state) {
+  (void)state;
+  const mr_rates r = {.step = 1};
+  mr_limits l = {.batch = 8, .step_tokens = 1000, .block = 10, .kv_tokens = 400};
+  mr_sim_row rows[8];
+  l.policy = MR_KV_FEWER;
+  for (int i = 0; i < 8; i++)
+    rows[i] = (mr_sim_row){190, 0, 10, 0, false};
+  double all = simulated(&r, l, rows, 8).batch; /* two of 200 tokens */
+  assert_true(all > 1.5 && all <= 2);
+  l.window_share = 0.75;
+  l.window_tokens = 40; /* five of 200 / 4 + 40 * 3 / 4 = 80 */
+  double some = simulated(&r, l, rows, 8).batch;
+  assert_true(some > 3.5 && some <= 5);
+  l.window_tokens = 200;
+  assert_true(simulated(&r, l, rows, 8).batch == all);
+}
+
 /* What comes out of the cache is not computed, but copied. */
 static void copies_take_time(void **state) {
   (void)state;
@@ -167,8 +186,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(body_is_interpolated), cmocka_unit_test(one_row),
       cmocka_unit_test(sharing_and_scores),   cmocka_unit_test(limits_hold),
-      cmocka_unit_test(memory_runs_out),      cmocka_unit_test(copies_take_time),
-      cmocka_unit_test(measured_on_a_model),
+      cmocka_unit_test(memory_runs_out),      cmocka_unit_test(windows_make_room),
+      cmocka_unit_test(copies_take_time),     cmocka_unit_test(measured_on_a_model),
   };
   return cmocka_run_group_tests(tests, temp_begin, temp_end);
 }

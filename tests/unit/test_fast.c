@@ -28,7 +28,8 @@ static void open_fast(engine *e, const char *path) {
   mr_err err = MR_ERR_INIT;
   *e = (engine){.k = mr_kernels_best(), .pool = mr_pool_new(mr_pool_cpus(), 0)};
   if (mr_model_open(&e->m, path, &err) || mr_model_pack(e->m, e->k, MR_SCHEME_I8, e->pool, &err) ||
-      mr_kv_open(&e->kv, &e->m->c, e->k->kv_type(e->m->c.head_dim), 100, &err) ||
+      mr_kv_open(&e->kv, &e->m->c, e->k->kv_type(e->m->c.head_dim),
+                 100 * mr_kv_groups_of(&e->m->c, e->k->kv_type(e->m->c.head_dim)).n, &err) ||
       mr_forward_open(&e->f, e->m, e->k, e->pool, e->kv, MAX_TOKENS, MAX_TOKENS, &err))
     fail_msg("%s: %s", path, err.text);
 }
@@ -36,7 +37,7 @@ static void open_fast(engine *e, const char *path) {
 /* Logits after the prompt, in chunks of 48. */
 static const float *last_logits(engine *e, probe *p) {
   mr_err err = MR_ERR_INIT;
-  assert_int_equal(mr_kv_seq_init(&p->seq, p->n, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_init(e->kv, &p->seq, p->n, &err), MR_OK);
   p->seq.long_rope = p->n > e->m->c.rope_original_context;
   for (int at = 0; at < p->n; at += 48) {
     int n = p->n - at < 48 ? p->n - at : 48;
@@ -267,7 +268,7 @@ static void answer(engine *e, int32_t *tokens, float *logits) {
   static const int32_t prompt[] = {504, 3575, 282, 4649, 314, 260, 1452, 28};
   mr_err err = MR_ERR_INIT;
   mr_kv_seq seq;
-  assert_int_equal(mr_kv_seq_init(&seq, 8 + STEPS, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_init(e->kv, &seq, 8 + STEPS, &err), MR_OK);
   for (int i = 0; i < STEPS; i++) {
     mr_run run = {.seq = &seq, .tokens = i ? &tokens[i - 1] : prompt, .n = i ? 1 : 8};
     assert_int_equal(mr_kv_seq_reserve(e->kv, &seq, run.n), MR_OK);

@@ -365,10 +365,11 @@ typedef struct rig {
 static rig rig_open(const mr_model *m, const mr_kernels *k, mr_kv_type type, int threads) {
   mr_err err = MR_ERR_INIT;
   rig r = {.pool = mr_pool_new(threads, 0)};
+  int pages = PAGES * mr_kv_groups_of(&m->c, type).n;
   assert_non_null(r.pool);
-  assert_int_equal(mr_kv_open(&r.kv, &m->c, type, PAGES, &err), MR_OK);
+  assert_int_equal(mr_kv_open(&r.kv, &m->c, type, pages, &err), MR_OK);
   /* stale numbers in a page must not matter, not even NaN */
-  memset(mr_kv_page(r.kv, 0), 0xff, PAGES * mr_kv_page_bytes(&m->c, type));
+  memset(mr_kv_page(r.kv, 0), 0xff, (size_t)pages * mr_kv_page_bytes(&m->c, type));
   assert_int_equal(mr_forward_open(&r.f, m, k, r.pool, r.kv, MAX_T, MAX_T, &err), MR_OK);
   return r;
 }
@@ -392,10 +393,10 @@ typedef struct stream { /* a sequence on its way through the model */
   int n, chunk, done;
 } stream;
 
-static void stream_open(stream *s, int n, int chunk, int seed) {
+static void stream_open(const rig *r, stream *s, int n, int chunk, int seed) {
   mr_err err = MR_ERR_INIT;
   *s = (stream){.n = n, .chunk = chunk};
-  assert_int_equal(mr_kv_seq_init(&s->seq, CONTEXT, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_init(r->kv, &s->seq, CONTEXT, &err), MR_OK);
   make_tokens(s->tokens, n, seed);
 }
 
@@ -442,7 +443,7 @@ static void run_streams(rig *r, stream *s, int n, float *out) {
 
 static void run_chunks(rig *r, int chunk, float *out) {
   stream s;
-  stream_open(&s, N, chunk, 0);
+  stream_open(r, &s, N, chunk, 0);
   run_streams(r, &s, 1, out);
 }
 
@@ -569,7 +570,7 @@ static void check_invariance(const mr_model *m, const mr_kernels *k, mr_scheme s
   }
   static stream s[4];
   for (int i = 0; i < 4; i++)
-    stream_open(&s[i], i == 0 ? N : 30 * i + 1, 11 + 8 * i % 17, i);
+    stream_open(&two, &s[i], i == 0 ? N : 30 * i + 1, 11 + 8 * i % 17, i);
   run_streams(&two, s, 4, got);
   must_equal("neighbours", k, scheme, type);
   rig_close(&one);
@@ -667,8 +668,8 @@ static void branches(void **state) {
   run_chunks(&r, N, want);
   stream s;
   mr_kv_seq b;
-  stream_open(&s, N, N, 0);
-  assert_int_equal(mr_kv_seq_init(&b, CONTEXT, &err), MR_OK);
+  stream_open(&r, &s, N, N, 0);
+  assert_int_equal(mr_kv_seq_init(r.kv, &b, CONTEXT, &err), MR_OK);
   one_step(&r, &s, 1, got);
   mr_kv_seq_share(r.kv, &b, &s.seq, 50);
   int32_t wrong[] = {1, 2, 3};
@@ -701,7 +702,7 @@ static double run_members(rig *r, bool share, float *out) {
   mr_step_stats stats = {0};
   make_tokens(tokens, COMMON + 32, 3);
   for (int i = 0; i < MEMBERS; i++) {
-    assert_int_equal(mr_kv_seq_init(&s[i], CONTEXT, &err), MR_OK);
+    assert_int_equal(mr_kv_seq_init(r->kv, &s[i], CONTEXT, &err), MR_OK);
     if (share && i > 0)
       mr_kv_seq_share(r->kv, &s[i], &s[0], COMMON);
     mr_run run = {.seq = &s[i], .tokens = tokens + s[i].len, .n = COMMON + i + 1 - s[i].len};
@@ -742,7 +743,7 @@ static void shared_pages_are_read_once(void **state) {
       double once = run_members(&r, true, got), each = run_members(&r, false, want);
       if (memcmp(got, want, MEMBERS * VOCAB * sizeof *got) != 0)
         fail_msg("%s kernels, kv type %d: other bits with shared pages", k->name, (int)type);
-      double pages = (MEMBERS - 1) * 2.0 / LAYERS * 4 * (double)mr_kv_size_of_page(r.kv);
+      double pages = (MEMBERS - 1) * 2 * 4 * (double)mr_kv_layer_bytes(r.kv);
       assert_true(fabs(each - once - (k->attention_shared ? pages : 0)) < 1);
       rig_close(&r);
     }
@@ -760,7 +761,7 @@ static void run_long(const mr_model *m, const mr_kernels *k, mr_kv_type type, in
   rig r = rig_open(m, k, type, threads);
   mr_kv_seq s;
   make_tokens(tokens, LONG, 5);
-  assert_int_equal(mr_kv_seq_init(&s, m->c.context, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_init(r.kv, &s, m->c.context, &err), MR_OK);
   while (s.len < LONG) {
     int left = LONG - ALONE - s.len, n = left > MAX_T ? MAX_T : left > 0 ? left : 1;
     mr_run run = {.seq = &s, .tokens = tokens + s.len, .n = n};
@@ -813,7 +814,7 @@ static void bad_steps_are_refused(void **state) {
   pack_model(&m, k, MR_SCHEME_F32);
   rig r = rig_open(&m, k, MR_KV_F32, 1);
   mr_kv_seq s;
-  assert_int_equal(mr_kv_seq_init(&s, 400, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_init(r.kv, &s, 400, &err), MR_OK);
   static int32_t tokens[400];
   try_step(&r, (mr_run){.seq = &s, .tokens = tokens, .n = 1}, MR_E_INTERNAL); /* no room */
   assert_int_equal(mr_kv_seq_reserve(r.kv, &s, 300), MR_OK);
@@ -834,7 +835,7 @@ static void bad_steps_are_refused(void **state) {
   mr_kv_seq_free(r.kv, &s);
   mr_forward_close(r.f);
   assert_int_equal(mr_forward_open(&r.f, &m, k, r.pool, r.kv, 20, 4, &err), MR_OK);
-  assert_int_equal(mr_kv_seq_init(&s, 100, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_init(r.kv, &s, 100, &err), MR_OK);
   assert_int_equal(mr_kv_seq_reserve(r.kv, &s, 40), MR_OK);
   try_step(&r, (mr_run){.seq = &s, .tokens = tokens, .n = 21}, MR_E_INTERNAL);
   try_step(&r, (mr_run){.seq = &s, .tokens = tokens, .n = 5, .want = all_wanted}, MR_E_INTERNAL);

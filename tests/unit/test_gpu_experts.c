@@ -368,7 +368,7 @@ static int run_model(const char *dir, int machine, int streamed, mr_gpu_scheme s
   assert_int_equal(mr_kv_open_on(&kv, &m->c, MR_KV_F32, 8, &memory, &err), MR_OK);
   if (mr_forward_open_gpu(&f, m, d, kv, scheme, streamed, N_TOKENS, 1, &err))
     fail_msg("%s", err.text);
-  assert_int_equal(mr_kv_seq_init(&seq, 2 * N_TOKENS, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_init(kv, &seq, 2 * N_TOKENS, &err), MR_OK);
   for (int i = 0; i < N_TOKENS; i++)
     tokens[i] = 7 + 3 * i;
   for (int step = 0; step < 2; step++) {

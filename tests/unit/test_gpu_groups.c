@@ -98,7 +98,7 @@ static void fill(rig *r, bool share) {
   for (int i = 0; i < MEMBERS; i++) {
     mr_kv_seq *s = &r->seq[i], *first = &r->seq[0];
     int32_t tokens[STEP];
-    assert_int_equal(mr_kv_seq_init(s, TINY_CONTEXT, &err), MR_OK);
+    assert_int_equal(mr_kv_seq_init(r->kv, s, TINY_CONTEXT, &err), MR_OK);
     if (share && common[i]) {
       mr_kv_seq_share(r->kv, s, first, common[i]);
     } else if (common[i]) {
@@ -215,10 +215,39 @@ static void layers_of_all_kinds(void **state) {
   }
 }
 
+/* Pages behind the windows of one of two layers are given back: a group reads the table of the
+ * member that has most of them left, the last one in order of pages, too. */
+static void behind_windows(void **state) {
+  (void)state;
+  tiny_mixed = true;
+  tiny_window = 300;
+  assert_true(tiny_gguf_write(path, -1));
+  for (int machine = 0; machine < 3; machine++) {
+    rig r;
+    mr_step_stats st;
+    rig_open(&r, machine, MR_GPU_ALL_BF16, MR_KV_BF16);
+    assert_int_equal(mr_kv_groups_in(r.kv).n, 2);
+    fill(&r, true);
+    for (int i = 0; i < MEMBERS; i++)
+      mr_kv_seq_drop(r.kv, &r.seq[i], mr_kv_first(r.kv, r.seq[i].len));
+    assert_true(mr_kv_seq_dropped(&r.seq[0]) > mr_kv_seq_dropped(&r.seq[2]));
+    for (int i = 0; i < 2; i++) {
+      decode(&r, true, alone, &st);
+      decode(&r, false, together, &st);
+      check_bits(&r, i ? "others behind windows" : "behind windows", together);
+      mr_kv_seq_release(r.kv, &r.seq[3]); /* the shortest one begins anew */
+    }
+    rig_close(&r);
+  }
+  tiny_mixed = false;
+  tiny_window = 0;
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(shared_pages_are_read_once),
       cmocka_unit_test(layers_of_all_kinds),
+      cmocka_unit_test(behind_windows),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }

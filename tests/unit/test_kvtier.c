@@ -35,10 +35,10 @@ static mr_kvtier *opened(mr_kv_policy policy, uint64_t disk) {
 
 static void fill(mr_kv_seq *s, int tokens, int with) {
   mr_err err = MR_ERR_INIT;
-  assert_int_equal(mr_kv_seq_init(s, PAGES * B, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_init(kv, s, PAGES * B, &err), MR_OK);
   assert_int_equal(mr_kv_seq_reserve(kv, s, tokens), MR_OK);
   s->len = tokens;
-  for (int i = 0; i < s->n_pages; i++)
+  for (int i = 0; i < mr_kv_seq_places(kv, s); i++)
     memset(mr_kv_page(kv, s->pages[i]), with + i, mr_kv_size_of_page(kv));
 }
 

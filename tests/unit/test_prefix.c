@@ -41,16 +41,20 @@ static const int32_t *prompt(const char *kind) {
   return ids;
 }
 
+static int32_t page_of(int32_t node) {
+  return mr_prefix_pages(tree, node)[0];
+}
+
 static void acquire(const char *kind, int32_t *chain) {
   mr_err err = MR_ERR_INIT;
   int n = (int)strlen(kind);
   assert_int_equal(mr_prefix_room(tree, n, &err), MR_OK);
-  mr_prefix_acquire(tree, 0, prompt(kind), n, chain);
+  mr_prefix_acquire(tree, 0, prompt(kind), n, false, chain);
 }
 
 static void release(const char *kind, const int32_t *chain, uint64_t age) {
   int n = (int)strlen(kind);
-  mr_prefix_release(tree, chain, n, age);
+  mr_prefix_release(tree, chain, n, false, age);
   mr_prefix_unroom(tree, n);
 }
 
@@ -58,14 +62,17 @@ static void release(const char *kind, const int32_t *chain, uint64_t age) {
 static void compute(const int32_t *chain, int from, int to, uint64_t age) {
   mr_kv_seq s;
   mr_err err = MR_ERR_INIT;
-  assert_int_equal(mr_kv_seq_init(&s, 16 * B, &err), MR_OK);
+  int32_t pages[3];
+  assert_int_equal(mr_kv_seq_init(kv, &s, 16 * B, &err), MR_OK);
   for (int i = from; i < to; i++) {
+    bool there = mr_prefix_computed(tree, chain[i]);
     assert_true(mr_prefix_claim(tree, chain[i], age));
     assert_int_equal(mr_kv_seq_reserve(kv, &s, B), MR_OK);
-    int32_t page = s.pages[s.len / B];
+    mr_kv_seq_block(kv, &s, s.len / B, pages);
     s.len += B;
-    assert_int_equal(mr_prefix_publish(tree, chain[i], page, age), page);
-    assert_int_equal(mr_prefix_page(tree, chain[i]), page);
+    mr_prefix_publish(tree, chain[i], pages, age);
+    assert_true((page_of(chain[i]) == pages[0]) == !there);
+    assert_true(mr_prefix_whole(tree, chain[i]));
   }
   mr_kv_seq_free(kv, &s);
 }
@@ -80,7 +87,7 @@ static void chains(void **state) {
   assert_true(a[0] == b[0] && a[1] == b[1] && a[2] != b[2]);
   acquire("34", b + 2); /* the same blocks at another place are other nodes */
   assert_true(b[2] != a[2] && b[3] != a[3]);
-  mr_prefix_release(tree, b + 2, 2, 9);
+  mr_prefix_release(tree, b + 2, 2, false, 9);
   mr_prefix_unroom(tree, 2);
   acquire("1256", b);
   release("1256", b, 2);
@@ -100,7 +107,7 @@ static void claims(void **state) {
   assert_false(mr_prefix_claim(tree, b[0], 8)); /* wait for the older one */
   assert_true(mr_prefix_claim(tree, b[0], 3));  /* the oldest waits for nobody */
   assert_false(mr_prefix_claim(tree, a[0], 7));
-  mr_prefix_release(tree, b, 3, 3); /* who goes leaves its work to the others */
+  mr_prefix_release(tree, b, 3, false, 3); /* who goes leaves its work to the others */
   assert_true(mr_prefix_claim(tree, a[0], 7));
   mr_prefix_unroom(tree, 3);
   release("123", a, 7);
@@ -117,11 +124,11 @@ static void pages(void **state) {
   assert_int_equal(mr_prefix_cached(tree), 4);
   acquire("1256", b);
   assert_int_equal(mr_prefix_cached(tree), 2);
-  assert_true(mr_prefix_page(tree, b[1]) >= 0 && mr_prefix_page(tree, b[2]) < 0);
+  assert_true(page_of(b[1]) >= 0 && page_of(b[2]) < 0);
   assert_int_equal(mr_prefix_evict(tree, 1), 1); /* the leaf goes first */
   assert_int_equal(mr_prefix_unheld(tree, 0, prompt("1234"), 4), 2);
   acquire("1234", a);
-  assert_true(mr_prefix_page(tree, a[2]) >= 0 && mr_prefix_page(tree, a[3]) < 0);
+  assert_true(page_of(a[2]) >= 0 && page_of(a[3]) < 0);
   release("1256", b, 2);
   release("1234", a, 3);
   assert_int_equal(mr_prefix_evict(tree, 9), 3);
@@ -136,12 +143,13 @@ static void published_twice(void **state) {
   mr_err err = MR_ERR_INIT;
   acquire("1", a);
   compute(a, 0, 1, 1);
-  assert_int_equal(mr_kv_seq_init(&s, B, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_init(kv, &s, B, &err), MR_OK);
   assert_int_equal(mr_kv_seq_reserve(kv, &s, B), MR_OK);
   s.len = B;
-  int32_t kept = mr_prefix_publish(tree, a[0], s.pages[0], 2);
+  mr_prefix_publish(tree, a[0], s.pages, 2);
+  int32_t kept = page_of(a[0]);
   assert_true(kept != s.pages[0]);
-  mr_kv_seq_replace(kv, &s, 0, kept);
+  mr_kv_seq_replace(kv, &s, 0, &kept);
   assert_ptr_equal(s.at[0], mr_kv_page(kv, kept));
   assert_int_equal(mr_kv_free_pages(kv), PAGES - 1);
   mr_kv_seq_free(kv, &s);
@@ -151,17 +159,17 @@ static void published_twice(void **state) {
 
 static void partial(void **state) {
   (void)state;
-  int32_t a[2], page = -1;
+  int32_t a[2], node = -1;
   acquire("12", a);
   compute(a, 0, 2, 1);
   int32_t ids[B];
   memcpy(ids, prompt("2"), sizeof ids);
   ids[20] = 9999;
-  assert_int_equal(mr_prefix_partial(tree, 0, a[0], ids, B, &page), 20);
-  assert_int_equal(page, mr_prefix_page(tree, a[1]));
-  assert_int_equal(mr_prefix_partial(tree, 0, a[0], ids, 11, &page), 11);
-  assert_int_equal(mr_prefix_partial(tree, 0, -1, ids, B, &page), 0);
-  assert_int_equal(mr_prefix_partial(tree, 0, a[1], ids, B, &page), 0);
+  assert_int_equal(mr_prefix_partial(tree, 0, a[0], ids, B, &node), 20);
+  assert_int_equal(node, a[1]);
+  assert_int_equal(mr_prefix_partial(tree, 0, a[0], ids, 11, &node), 11);
+  assert_int_equal(mr_prefix_partial(tree, 0, -1, ids, B, &node), 0);
+  assert_int_equal(mr_prefix_partial(tree, 0, a[1], ids, B, &node), 0);
   release("12", a, 1);
   assert_int_equal(mr_prefix_evict(tree, 2), 2);
 }
@@ -184,7 +192,7 @@ static void against_a_list(void **state) {
         kinds[i][k] = (char)('0' + (x >> (20 + k) & 1));
       acquire(kinds[i], chain[i]);
       int k = 0;
-      while (k < LEN && mr_prefix_page(tree, chain[i][k]) >= 0)
+      while (k < LEN && page_of(chain[i][k]) >= 0)
         k++;
       mr_prefix_evict(tree, LEN - k - mr_kv_free_pages(kv));
       compute(chain[i], k, LEN, (uint64_t)i + 1);
@@ -232,20 +240,153 @@ static void the_future_is_known(void **state) {
   assert_int_equal(mr_prefix_evict(tree, 3), 3); /* 6 after 5, and 8 after 7 */
   assert_int_equal(mr_prefix_unheld(tree, 0, prompt("12"), 2), 2);
   acquire("56", chain);
-  assert_int_equal(mr_prefix_page(tree, chain[0]), -1);
+  assert_int_equal(page_of(chain[0]), -1);
   release("56", chain, 9);
   assert_int_equal(mr_prefix_evict(tree, 2), 2); /* 34, wanted last */
   acquire("34", chain);
-  assert_int_equal(mr_prefix_page(tree, chain[0]), -1);
+  assert_int_equal(page_of(chain[0]), -1);
   release("34", chain, 9);
   mr_prefix_came(tree, 0, prompt("12"), 2, 2); /* and is gone again */
   assert_int_equal(mr_prefix_evict(tree, 2), 2);
   acquire("78", chain);
-  assert_true(mr_prefix_page(tree, chain[0]) >= 0);
+  assert_true(page_of(chain[0]) >= 0);
   release("78", chain, 9);
   mr_prefix_evict(tree, 9);
   mr_prefix_came(tree, 0, prompt("34"), 2, 9);
   mr_prefix_came(tree, 0, prompt("78"), 1, 9);
+}
+
+/* ---------------------------------------------------------------- windows in two of three layers
+ */
+
+/* A block has three pages, of which two are of layers with a window; it reaches two blocks back. */
+static int setup_windows(void **state) {
+  (void)state;
+  mr_config c = {.n_layers = 3,
+                 .n_kv_heads = 1,
+                 .n_heads = 1,
+                 .head_dim = 32,
+                 .context = 1000,
+                 .window = 40,
+                 .windowed = {1, 0, 1}};
+  mr_err err = MR_ERR_INIT;
+  return mr_kv_open(&kv, &c, MR_KV_F32, PAGES, &err) || mr_prefix_open(&tree, kv, &err);
+}
+
+/* Which blocks of a chain are whole, as digits 0 and 1. */
+static const char *whole(const int32_t *chain, int n) {
+  static char out[17];
+  for (int i = 0; i < n; i++)
+    out[i] = mr_prefix_whole(tree, chain[i]) ? '1' : '0';
+  out[n] = 0;
+  return out;
+}
+
+static void spent_blocks_go_first(void **state) {
+  (void)state;
+  int32_t a[8], b[4], c[2];
+  acquire("12345678", a);
+  compute(a, 0, 8, 1);
+  acquire("97", c);
+  compute(c, 0, 2, 2);
+  release("97", c, 2);
+  assert_int_equal(mr_prefix_held(tree), 8); /* the pages without a window */
+  assert_int_equal(mr_prefix_cached(tree), 8 * 2 + 2 * 3);
+  mr_prefix_expect(tree, 0, prompt("12345"), 5, 1); /* who comes needs 4 and 5 */
+  assert_int_equal(mr_prefix_evict(tree, 1), 4 * 2);
+  assert_string_equal(whole(a, 8), "00011011");
+  assert_int_equal(mr_prefix_cached(tree), 4 * 2 + 2 * 3);
+  acquire("1239", b); /* who leaves the others is another end */
+  mr_prefix_came(tree, 0, prompt("12345"), 5, 2);
+  assert_int_equal(mr_prefix_evict(tree, 7), 6 + 2); /* idle ones, then whatever nobody has */
+  assert_string_equal(whole(a, 8), "00001011");
+  compute(a, 0, 3, 1); /* it keeps its first page and takes the others */
+  assert_string_equal(whole(a, 8), "11101011");
+  assert_int_equal(mr_prefix_evict(tree, 1), 2); /* 2 and 3 are needed for 9, 5 is not for 8 */
+  release("1239", b, 3);
+  release("12345678", a, 1);
+  assert_int_equal(mr_prefix_held(tree), 0);
+  assert_int_equal(mr_prefix_cached(tree), PAGES - mr_kv_free_pages(kv));
+  mr_prefix_evict(tree, PAGES);
+  assert_int_equal(mr_kv_free_pages(kv), PAGES);
+}
+
+/* Neither what is held wide nor what a block table has is given up. */
+static void what_is_needed_stays(void **state) {
+  (void)state;
+  int32_t a[5], b[5], pages[3];
+  mr_kv_seq s;
+  mr_err err = MR_ERR_INIT;
+  assert_int_equal(mr_prefix_room(tree, 5, &err), MR_OK);
+  assert_int_equal(mr_prefix_unwide(tree, 0, prompt("12345"), 5), 5);
+  mr_prefix_acquire(tree, 0, prompt("12345"), 5, true, a);
+  assert_int_equal(mr_prefix_unwide(tree, 0, prompt("12346"), 5), 1);
+  compute(a, 0, 5, 1);
+  acquire("12345", b);
+  assert_int_equal(mr_prefix_held(tree), 5 * 3);
+  assert_int_equal(mr_prefix_cached(tree), 0);
+  assert_int_equal(mr_prefix_evict(tree, PAGES), 0);
+  mr_prefix_release(tree, a, 5, true, 1);
+  mr_prefix_unroom(tree, 5);
+  assert_int_equal(mr_prefix_held(tree), 5);
+  assert_int_equal(mr_prefix_unwide(tree, 0, prompt("12345"), 5), 5);
+  assert_int_equal(mr_prefix_cached(tree), 5 * 2);
+  assert_int_equal(mr_kv_seq_init(kv, &s, B, &err), MR_OK);
+  mr_kv_seq_append(kv, &s, mr_prefix_pages(tree, b[1]), B);
+  assert_int_equal(mr_prefix_cached(tree), 4 * 2);
+  assert_int_equal(mr_prefix_evict(tree, PAGES), 4 * 2);
+  assert_string_equal(whole(b, 5), "01000");
+  mr_kv_seq_block(kv, &s, 0, pages);
+  mr_prefix_publish(tree, b[0], pages, 2); /* as if they were of that block */
+  assert_memory_equal(mr_prefix_pages(tree, b[0]) + 1, pages + 1, 2 * sizeof *pages);
+  assert_true(page_of(b[0]) != pages[0]);
+  mr_kv_seq_free(kv, &s);
+  release("12345", b, 2);
+  assert_int_equal(mr_prefix_evict(tree, PAGES), 5 + 2 * 2);
+}
+
+static int kept;
+
+static bool count_kept(void *ctx, int in, const int32_t *ids, int n, const int32_t *pages) {
+  (void)ctx;
+  kept++;
+  return in == 0 && n % B == 0 && ids[0] == 100 && pages[0] >= 0 && pages[2] >= 0;
+}
+
+/* What goes to a store goes there while it is whole, and is looked for there again. */
+static void kept_before_it_goes(void **state) {
+  (void)state;
+  int32_t a[4], b[4];
+  mr_prefix_on_evict(tree, count_kept, NULL);
+  acquire("1234", a);
+  acquire("1234", b);
+  assert_true(mr_prefix_first_look(tree, a[0]) && !mr_prefix_first_look(tree, a[0]));
+  compute(a, 0, 4, 1);
+  assert_int_equal(mr_prefix_evict(tree, 1), 4);
+  assert_int_equal(kept, 2);
+  assert_true(mr_prefix_first_look(tree, a[0]));
+  release("1234", a, 1);
+  release("1234", b, 2);
+  assert_int_equal(mr_prefix_evict(tree, PAGES), 12 - 4);
+  assert_int_equal(kept, 4);
+  mr_prefix_on_evict(tree, NULL, NULL);
+}
+
+/* A node without a computed one before it takes nothing, and goes when nobody holds it. */
+static void no_gaps(void **state) {
+  (void)state;
+  int32_t a[2], pages[3];
+  mr_kv_seq s;
+  mr_err err = MR_ERR_INIT;
+  acquire("12", a);
+  assert_int_equal(mr_kv_seq_init(kv, &s, B, &err), MR_OK);
+  assert_int_equal(mr_kv_seq_reserve(kv, &s, B), MR_OK);
+  mr_kv_seq_block(kv, &s, 0, pages);
+  mr_prefix_publish(tree, a[1], pages, 1);
+  assert_false(mr_prefix_computed(tree, a[1]));
+  mr_kv_seq_free(kv, &s);
+  release("12", a, 1);
+  assert_int_equal(mr_prefix_cached(tree), 0);
 }
 
 int main(void) {
@@ -255,5 +396,14 @@ int main(void) {
       cmocka_unit_test(published_twice), cmocka_unit_test(partial),
       cmocka_unit_test(against_a_list),  cmocka_unit_test(out_of_memory),
   };
-  return cmocka_run_group_tests(tests, setup, teardown);
+  const struct CMUnitTest windows[] = {
+      cmocka_unit_test(spent_blocks_go_first),
+      cmocka_unit_test(what_is_needed_stays),
+      cmocka_unit_test(kept_before_it_goes),
+      cmocka_unit_test(no_gaps),
+      cmocka_unit_test(chains),
+      cmocka_unit_test(claims),
+  };
+  return cmocka_run_group_tests(tests, setup, teardown) +
+         cmocka_run_group_tests(windows, setup_windows, teardown);
 }

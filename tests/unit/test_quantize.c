@@ -119,7 +119,7 @@ static void assert_same_logits(const char *a, const char *b) {
     engine e;
     mr_kv_seq seq;
     assert_int_equal(engine_open(&e, i ? b : a, mr_kernels_best()->name, &err), MR_OK);
-    assert_int_equal(mr_kv_seq_init(&seq, 8, &err), MR_OK);
+    assert_int_equal(mr_kv_seq_init(e.kv, &seq, 8, &err), MR_OK);
     assert_int_equal(mr_kv_seq_reserve(e.kv, &seq, 8), MR_OK);
     mr_run run = {.seq = &seq, .tokens = ids, .n = 8};
     assert_int_equal(mr_forward_step(e.f, &run, 1, NULL, &err), MR_OK);

@@ -116,8 +116,10 @@ static int setup(void **state) {
 }
 
 static int teardown(void **state) {
-  for (int i = 0; i < ROWS; i++)
+  for (int i = 0; i < ROWS; i++) {
     mr_result_free(base[i]);
+    base[i] = NULL;
+  }
   mr_prompter_close(tiny);
   return temp_end(state) + (int)mr_mem_live();
 }
@@ -310,5 +312,8 @@ int main(void) {
       cmocka_unit_test(damaged_pages),       cmocka_unit_test(with_parked_rows),
       cmocka_unit_test(damaged_rows),        cmocka_unit_test(out_of_memory),
   };
-  return cmocka_run_group_tests(tests, setup, teardown);
+  int failed = cmocka_run_group_tests(tests, setup, teardown);
+  tiny_mixed = true; /* a window in one of two layers */
+  tiny_window = 40;
+  return failed + cmocka_run_group_tests_name("windows", tests, setup, teardown);
 }

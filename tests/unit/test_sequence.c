@@ -12,6 +12,7 @@
 #include "tests/unit/tiny_gguf.h"
 
 static mr_vocab *vocab;
+static mr_kv *kv;
 static const int32_t ends[] = {TINY_EOS, 'z'};
 
 static int setup(void **state) {
@@ -25,12 +26,14 @@ static int setup(void **state) {
   mr_code rc = mr_vocab_open(&vocab, g, &e);
   mr_gguf_close(g);
   unlink(path);
-  return (int)rc;
+  const mr_config c = {.n_layers = 1, .n_kv_heads = 1, .n_heads = 1, .head_dim = 32};
+  return rc || mr_kv_open(&kv, &c, MR_KV_F32, 1, &e);
 }
 
 static int teardown(void **state) {
   (void)state;
   mr_vocab_close(vocab);
+  mr_kv_close(kv);
   return (int)mr_mem_live();
 }
 
@@ -40,7 +43,7 @@ static mr_choice feed(const mr_sampling *p, const mr_vocab *v, const int32_t *id
   mr_sequence s;
   mr_choice out;
   mr_err e = MR_ERR_INIT;
-  assert_int_equal(mr_sequence_init(&s, p, v, 64, &e), MR_OK);
+  assert_int_equal(mr_sequence_init(&s, p, v, kv, 64, &e), MR_OK);
   for (int i = 0; i < n && !s.done; i++) {
     s.picked = (mr_sampled){.id = ids[i], .logprob = (float)-i};
     assert_int_equal(mr_sequence_push(&s, ends, 2, max_new, &e), MR_OK);

@@ -11,6 +11,7 @@
 #define MR_TESTS_TINY_GGUF_H
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -111,20 +112,33 @@ static void tiny_tokens(FILE *f) {
 }
 
 static uint32_t tiny_window; /* of attention in all layers; 0: none */
+static bool tiny_mixed;      /* gemma2 in place of llama: a window in every other layer */
+
+static void tiny_u32_of_arch(FILE *f, const char *key, uint32_t v) {
+  char name[64];
+  snprintf(name, sizeof name, "%s.%s", tiny_mixed ? "gemma2" : "llama", key);
+  tiny_kv_u32(f, name, v);
+}
+
+static void tiny_f32_of_arch(FILE *f, const char *key, float v) {
+  char name[64];
+  snprintf(name, sizeof name, "%s.%s", tiny_mixed ? "gemma2" : "llama", key);
+  tiny_kv_f32(f, name, v);
+}
 
 static void tiny_metadata(FILE *f) {
-  tiny_kv_str(f, "general.architecture", "llama");
+  tiny_kv_str(f, "general.architecture", tiny_mixed ? "gemma2" : "llama");
   tiny_kv_str(f, "general.name", "tiny");
-  tiny_kv_u32(f, "llama.context_length", TINY_CONTEXT);
-  tiny_kv_u32(f, "llama.embedding_length", TINY_DIM);
-  tiny_kv_u32(f, "llama.block_count", TINY_LAYERS);
-  tiny_kv_u32(f, "llama.feed_forward_length", TINY_FF);
-  tiny_kv_u32(f, "llama.attention.head_count", TINY_HEADS);
-  tiny_kv_u32(f, "llama.attention.head_count_kv", TINY_KV_HEADS);
-  tiny_kv_u32(f, "llama.rope.dimension_count", TINY_HEAD);
-  tiny_kv_u32(f, "llama.attention.sliding_window", tiny_window);
-  tiny_kv_f32(f, "llama.rope.freq_base", 10000);
-  tiny_kv_f32(f, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+  tiny_u32_of_arch(f, "context_length", TINY_CONTEXT);
+  tiny_u32_of_arch(f, "embedding_length", TINY_DIM);
+  tiny_u32_of_arch(f, "block_count", TINY_LAYERS);
+  tiny_u32_of_arch(f, "feed_forward_length", TINY_FF);
+  tiny_u32_of_arch(f, "attention.head_count", TINY_HEADS);
+  tiny_u32_of_arch(f, "attention.head_count_kv", TINY_KV_HEADS);
+  tiny_u32_of_arch(f, "rope.dimension_count", TINY_HEAD);
+  tiny_u32_of_arch(f, "attention.sliding_window", tiny_window);
+  tiny_f32_of_arch(f, "rope.freq_base", 10000);
+  tiny_f32_of_arch(f, "attention.layer_norm_rms_epsilon", 1e-5f);
   tiny_kv_str(f, "tokenizer.ggml.model", "gpt2");
   tiny_kv_str(f, "tokenizer.ggml.pre", "gpt-2");
   tiny_kv_u32(f, "tokenizer.ggml.eos_token_id", TINY_EOS);
@@ -147,13 +161,16 @@ static int tiny_list(tiny_tensor *t) {
                {"ffn_norm", 0, TINY_DIM},
                {"ffn_gate", TINY_FF, TINY_DIM},
                {"ffn_up", TINY_FF, TINY_DIM},
-               {"ffn_down", TINY_DIM, TINY_FF}};
+               {"ffn_down", TINY_DIM, TINY_FF},
+               {"post_attention_norm", 0, TINY_DIM},
+               {"post_ffw_norm", 0, TINY_DIM}};
+  size_t per_layer = sizeof layer / sizeof *layer - (tiny_mixed ? 0 : 2);
   int n = 0;
   t[n++] = (tiny_tensor){"token_embd.weight", TINY_VOCAB, TINY_DIM, 1};
   t[n++] = (tiny_tensor){"output.weight", TINY_VOCAB, TINY_DIM, 0.4f};
   t[n++] = (tiny_tensor){"output_norm.weight", 0, TINY_DIM, 0};
   for (int l = 0; l < TINY_LAYERS; l++) {
-    for (size_t i = 0; i < sizeof layer / sizeof *layer; i++) {
+    for (size_t i = 0; i < per_layer; i++) {
       t[n] = (tiny_tensor){"", layer[i].rows, layer[i].cols, 0};
       if (layer[i].rows)
         t[n].scale = 1.5f / sqrtf((float)layer[i].cols);
@@ -180,7 +197,7 @@ static float tiny_random(uint64_t *state) {
 
 /* Returns 0 on failure. */
 static int tiny_gguf_write(const char *path, int nan_id) {
-  tiny_tensor t[3 + 10 * TINY_LAYERS];
+  tiny_tensor t[3 + 11 * TINY_LAYERS];
   int n = tiny_list(t);
   uint64_t at = 0, state = 20251129;
   FILE *f = fopen(path, "wb");
