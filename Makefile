@@ -116,9 +116,9 @@ $(GEMMA3):
 
 # ---------------------------------------------------------------- GPUs
 # A cubin for each of NVIDIA's architectures in one fat binary, with PTX for those to come; a code object for each of
-# AMD's, by plain clang without ROCm. Every kernel is held to its budget (kernels/gpu/budget.txt).
+# AMD's, by plain clang without ROCm, or by ROCm's own (what hipcc calls). Every kernel is held to its budget (kernels/gpu/budget.txt).
 NVCC ?= $(shell command -v nvcc)
-AMD_CLANG ?= $(shell command -v clang-19)
+AMD_CLANG ?= $(firstword $(shell command -v clang-19) $(wildcard /opt/rocm/llvm/bin/clang))
 NV_ARCHS := sm_80 sm_90a sm_100
 AMD_ARCHS := gfx90a gfx942 gfx1100
 GPU_SRC := $(wildcard kernels/gpu/*.cu kernels/gpu/*.h)
@@ -136,7 +136,7 @@ gpu-files: $(GPU_FILES)
 	@for a in $(if $(NVCC),$(NV_ARCHS:%=%.cubin)); do scripts/gpu-budget.sh nvidia $(BUILD)/gpu/$$a.log || exit 1; done
 	@for a in $(if $(AMD_CLANG),$(AMD_ARCHS:%=%.hsaco)); do scripts/gpu-budget.sh amd $(BUILD)/gpu/$$a.log || exit 1; done
 	@$(if $(NVCC),,echo "  no nvcc: nothing for NVIDIA")
-	@$(if $(AMD_CLANG),,echo "  no clang-19: nothing for AMD")
+	@$(if $(AMD_CLANG),,echo "  no clang-19, no /opt/rocm: nothing for AMD")
 
 $(BUILD)/gpu/sm_%.cubin: $(GPU_SRC)
 	@mkdir -p $(@D)
