@@ -294,7 +294,6 @@ static mr_code throughput(const bench_opts *o, mr_err *err) {
 /* ---------------------------------------------------------------- machine */
 
 static mr_code machine(const bench_opts *o, mr_err *err) {
-  static const char *const names[MR_SCHEMES] = {"f32", "bf16", "int8"};
   const mr_kernels *k = mr_kernels_best();
   mr_roofline r;
   double int8_peak;
@@ -310,13 +309,14 @@ static mr_code machine(const bench_opts *o, mr_err *err) {
       printf("int8 peak %.1f Gop/s (multiply-adds of registers)\n", int8_peak / 1e9);
     for (int s = 0; s < MR_SCHEMES; s++)
       if (r.ops_per_s[s] > 0)
-        printf("gemm %-4s %.1f Gop/s (in the cache)\n", names[s], r.ops_per_s[s] / 1e9);
+        printf("gemm %-4s %.1f Gop/s (in the cache)\n", mr_scheme_name((mr_scheme)s),
+               r.ops_per_s[s] / 1e9);
     return MR_OK;
   }
   json_t *gemm = json_object();
   for (int s = 0; s < MR_SCHEMES; s++)
     if (r.ops_per_s[s] > 0)
-      json_object_set_new(gemm, names[s], json_real(r.ops_per_s[s]));
+      json_object_set_new(gemm, mr_scheme_name((mr_scheme)s), json_real(r.ops_per_s[s]));
   json_t *out =
       json_pack("{s:s, s:i, s:f, s:f, s:o}", "isa", k->name, "threads", r.threads, "bytes_per_s",
                 r.bytes_per_s, "int8_peak_ops_per_s", int8_peak, "gemm_ops_per_s", gemm);

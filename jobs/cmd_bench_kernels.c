@@ -23,7 +23,7 @@ typedef struct bench {
   mr_pool *pool;
   int threads;
   double peak[MR_SCHEMES]; /* Gop/s of registers alone, int8 and bf16 */
-  json_t *out; /* NULL: print */
+  json_t *out;             /* NULL: print */
 } bench;
 
 /* Best rate of fn over runs that last RUN_SECONDS together, in 1e9 of `work` a second. */
@@ -144,10 +144,10 @@ static int bench_gemm(bench *b, mr_scheme scheme, const char *model, int k, int 
       printf(" %6.0f (%3.0f %%)", rate,
              b->peak[scheme] > 0.0 ? 100.0 * rate / b->peak[scheme] : 0.0);
     else
-      rc = json_array_append_new(
-          b->out, json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:f}", "kernel", "gemm", "scheme",
-                            scheme == MR_SCHEME_BF16 ? "bf16" : "int8", "model", model, "k", k, "n",
-                            n, "m", ms[i], "gops", rate));
+      rc =
+          json_array_append_new(b->out, json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:f}", "kernel",
+                                                  "gemm", "scheme", mr_scheme_name(scheme), "model",
+                                                  model, "k", k, "n", n, "m", ms[i], "gops", rate));
   }
   if (rc == 0 && b->out == NULL)
     printf("\n");
@@ -252,7 +252,7 @@ static int bench_gemms(bench *b, mr_scheme scheme) {
   if (b->out == NULL)
     printf("%s, %d threads: %s peak of registers %.0f Gop/s; GEMM in Gop/s at M = 1, 8, 64, 128, "
            "512\n",
-           b->k->name, b->threads, scheme == MR_SCHEME_BF16 ? "bf16" : "int8", b->peak[scheme]);
+           b->k->name, b->threads, mr_scheme_name(scheme), b->peak[scheme]);
   for (size_t i = 0; rc == 0 && i < sizeof shapes / sizeof *shapes; i++)
     rc = bench_gemm(b, scheme, shapes[i].model, shapes[i].k, shapes[i].n);
   return rc;

@@ -147,8 +147,17 @@ static json_t *rates_of(const mr_profile *p) {
   return o;
 }
 
-void mr_profile_save(const mr_profile *p) {
+void mr_profile_write(const char *path, json_t *o) {
   mr_err ignored = MR_ERR_INIT;
+  char *text = o ? mr_json_dumps(o, JSON_INDENT(1)) : NULL;
+  const mr_bytes part = {text, text ? strlen(text) : 0};
+  if (text)
+    mr_cachedir_write(path, &part, 1, &ignored);
+  mr_mem_free(text);
+  json_decref(o);
+}
+
+void mr_profile_save(const mr_profile *p) {
   if (!*p->path)
     return;
   json_t *factors = json_object(), *o = json_pack("{s:i}", "runs", p->runs);
@@ -162,12 +171,7 @@ void mr_profile_save(const mr_profile *p) {
     json_object_set_new(o, "waited", json_real(p->waited));
     json_object_set_new(o, "rates", rates_of(p));
   }
-  char *text = o ? mr_json_dumps(o, JSON_INDENT(1)) : NULL;
-  const mr_bytes part = {text, text ? strlen(text) : 0};
-  if (text)
-    mr_cachedir_write(p->path, &part, 1, &ignored);
-  mr_mem_free(text);
-  json_decref(o);
+  mr_profile_write(p->path, o);
 }
 
 /* ---------------------------------------------------------------- learning */

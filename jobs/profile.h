@@ -13,6 +13,8 @@
 #ifndef MR_JOBS_PROFILE_H
 #define MR_JOBS_PROFILE_H
 
+#include <jansson.h>
+
 #include "jobs/simulate.h"
 #include "src/engine.h"
 
@@ -41,6 +43,9 @@ typedef struct mr_profile {
 /* The file of a kind ("profile" ...) for the machine and model; makes its folder. False: there is
  * no place. */
 bool mr_profile_path(char *path, size_t size, const char *kind, const mr_engine_info *info);
+
+/* Writes such a file whole, or leaves it. Takes o; NULL: nothing. */
+void mr_profile_write(const char *path, json_t *o);
 
 void mr_profile_load(mr_profile *p, const mr_engine_info *info);
 void mr_profile_save(const mr_profile *p);

@@ -1,11 +1,8 @@
 #include "jobs/tuned.h"
 
 #include <jansson.h>
-#include <string.h>
 
-#include "io/cachedir.h"
 #include "io/json.h"
-#include "io/mem.h"
 #include "jobs/profile.h"
 #include "src/device.h"
 
@@ -46,7 +43,6 @@ void mr_tuned_load(mr_tuning *t, mr_engine_opts *opts, mr_engine_info *info) {
 
 void mr_tuned_save(const mr_tuning *t, const mr_engine_info *info) {
   char path[PATH_BYTES];
-  mr_err ignored = MR_ERR_INIT;
   if (t->took_s <= 0 || !mr_profile_path(path, sizeof path, "tuning", info))
     return;
   json_t *shapes = json_array();
@@ -54,10 +50,5 @@ void mr_tuned_save(const mr_tuning *t, const mr_engine_info *info) {
     json_array_append_new(shapes, json_pack("{s:i, s:i, s:i}", "k", t->shapes[i].k, "n",
                                             t->shapes[i].n, "own_rows", t->shapes[i].own_rows));
   json_t *o = json_pack("{s:i, s:o}", "step_tokens", t->step_tokens, "shapes", shapes);
-  char *text = o ? mr_json_dumps(o, JSON_INDENT(1)) : NULL;
-  const mr_bytes part = {text, text ? strlen(text) : 0};
-  if (text)
-    mr_cachedir_write(path, &part, 1, &ignored);
-  mr_mem_free(text);
-  json_decref(o);
+  mr_profile_write(path, o);
 }

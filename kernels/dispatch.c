@@ -83,6 +83,11 @@ const mr_kernels *mr_kernels_best(void) {
   return mr_kernels_get(can[n - 1]);
 }
 
+const char *mr_scheme_name(mr_scheme scheme) {
+  static const char *const scheme_names[MR_SCHEMES] = {"f32", "bf16", "int8"};
+  return scheme_names[scheme];
+}
+
 const char *mr_kv_type_name(mr_kv_type type) {
   static const char *const type_names[MR_KV_TYPES] = {"f32", "f16", "bf16", "int8", "q4", "fp8"};
   return type_names[type];

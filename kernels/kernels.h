@@ -32,6 +32,8 @@ typedef enum mr_scheme {
   MR_SCHEMES
 } mr_scheme;
 
+const char *mr_scheme_name(mr_scheme scheme); /* "f32", "bf16", "int8" */
+
 typedef struct mr_gemm_ops {
   int nr;       /* columns a panel; N is padded to it with zero columns */
   int own_rows; /* so many rows for each worker, and blocks of rows of their own serve them best */

@@ -15,7 +15,6 @@
 #define DEFAULT_TOKENS 1024 /* of a sequence, where the budget is chosen */
 #define LOGIT_BYTES ((size_t)256 << 20)
 
-static const char *const scheme_names[MR_SCHEMES] = {"f32", "bf16", "int8"};
 static const char *const policy_names[] = {"auto", "fewer", "spill", "recompute"};
 
 /* ---------------------------------------------------------------- the plan: sizes from options and
@@ -118,7 +117,7 @@ static mr_code plan(const mr_engine_opts *o, const mr_kernels *k, const mr_model
   *info = (mr_engine_info){
       .arch = c->arch.name,
       .isa = k->name,
-      .scheme = scheme_names[scheme],
+      .scheme = mr_scheme_name(scheme),
       .products = scheme,
       .kv_type = mr_kv_type_name((mr_kv_type)type),
       .device = "cpu",

@@ -15,9 +15,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "kernels/avx512/avx512.h"
 #include "kernels/avx512/avx512_amx.h"
 #include "kernels/avx512/avx512_i8.h"
 
+#undef TILE_ROWS
 #define TILE_ROWS AMX_ROWS
 #define BLOCK_BYTES (512 * 1024)
 #define PREFETCH_AHEAD (6 * GROUP_BYTES)
@@ -45,8 +47,8 @@ int mr_amx_usable(void) {
     return 0;
   if ((d >> 22 & 1) == 0 || (d >> 24 & 1) == 0 || (d >> 25 & 1) == 0)
     return 0; /* AMX-BF16, AMX-TILE, AMX-INT8 */
-  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || (a >> 5 & 1) == 0)
-    return 0; /* AVX512-BF16 */
+  if (!mr_avx512_bf16_usable())
+    return 0;
   return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
 }
 

@@ -12,7 +12,6 @@
 #include "kernels/avx512/avx512.h"
 #include "kernels/avx512/avx512_gemm.h"
 
-#define TILE_ROWS 8
 #define PAIR_BYTES (NR * 2 * sizeof(uint16_t)) /* of a panel */
 #define PAIR_LINES (PAIR_BYTES / 64)
 
@@ -69,12 +68,6 @@ INLINE __m512 dot2(__m512 sum, __m512i w, __m512i x) {
   return sum;
 }
 
-INLINE __m512i broadcast_pair(const int8_t *p) {
-  int32_t v;
-  memcpy(&v, p, sizeof v);
-  return _mm512_set1_epi32(v);
-}
-
 /* rows x panel p of y; `rows` and `lines` are constants */
 INLINE void tile(const gemm_call *g, int i0, int p, ahead next, int rows, int lines) {
   const size_t row_bytes = g->row_bytes;
@@ -91,7 +84,7 @@ INLINE void tile(const gemm_call *g, int i0, int p, ahead next, int rows, int li
     UNROLL for (int l = 0; l < lines; l++, next.at += next.stride)
         _mm_prefetch((const char *)next.at, _MM_HINT_T0);
     UNROLL for (int i = 0; i < rows; i++) {
-      __m512i a = broadcast_pair((i < 3 ? x : i < 6 ? x3 : x6) + (size_t)(i % 3) * row_bytes);
+      __m512i a = gemm_broadcast((i < 3 ? x : i < 6 ? x3 : x6) + (size_t)(i % 3) * row_bytes);
       y[i][0] = dot2(y[i][0], w0, a);
       y[i][1] = dot2(y[i][1], w1, a);
     }
@@ -99,31 +92,7 @@ INLINE void tile(const gemm_call *g, int i0, int p, ahead next, int rows, int li
   gemm_finish_tile(g, i0, p, y, rows);
 }
 
-/* Of several tiles each has four rows or more. */
-static void any_tile(const gemm_call *g, int i0, int p, ahead next, int rows, int lines) {
-#define CASE(R, L)                                                                                 \
-  case (R)*4 + (L):                                                                                \
-    tile(g, i0, p, next, R, L);                                                                    \
-    break
-  switch (rows * 4 + lines) {
-    CASE(1, 2);
-    CASE(2, 2);
-    CASE(3, 2);
-    CASE(4, 2);
-    CASE(5, 2);
-    CASE(6, 2);
-    CASE(7, 2);
-    CASE(8, 2);
-    CASE(4, 1);
-    CASE(5, 1);
-    CASE(6, 1);
-    CASE(7, 1);
-  default:
-    tile(g, i0, p, next, 8, 1);
-    break;
-  }
-#undef CASE
-}
+GEMM_ANY_TILE
 
 /* The tiles of a panel ask for the next one meanwhile, each for its part; see avx512_i8.c. */
 static void gemm(float *y, size_t ldy, const void *x, int m, const void *w, int p0, int p1, int n,

@@ -6,9 +6,11 @@
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #define HALF 16
 #define NR (2 * HALF)
+#define TILE_ROWS 8 /* of the register tiles on vectors */
 #define UNROLL _Pragma("GCC unroll 16")
 #define INLINE static inline __attribute__((always_inline))
 
@@ -23,6 +25,13 @@ typedef struct gemm_call { /* see mr_gemm_ops.gemm */
   const float *bias;
   int accumulate;
 } gemm_call;
+
+/* Four bytes of a row in each lane. */
+INLINE __m512i gemm_broadcast(const int8_t *p) {
+  int32_t v;
+  memcpy(&v, p, sizeof v);
+  return _mm512_set1_epi32(v);
+}
 
 /* Fetches what one row of panel p will be written to: a store that misses holds up those behind. */
 INLINE void gemm_ask(const gemm_call *g, int row, int p) {
@@ -65,5 +74,31 @@ INLINE void gemm_finish_tile(const gemm_call *g, int i0, int p, __m512 y[][2], i
   UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < 2; j++)
       _mm512_storeu_ps(out + (size_t)i * g->ldy + j * HALF, y[i][j]);
 }
+
+/* Calls `tile` of the file with constants. Of several tiles each has four rows or more. */
+#define GEMM_CASE(R, L)                                                                            \
+  case (R)*4 + (L):                                                                                \
+    tile(g, i0, p, next, R, L);                                                                    \
+    break
+#define GEMM_ANY_TILE                                                                              \
+  static void any_tile(const gemm_call *g, int i0, int p, ahead next, int rows, int lines) {       \
+    switch (rows * 4 + lines) {                                                                    \
+      GEMM_CASE(1, 2);                                                                             \
+      GEMM_CASE(2, 2);                                                                             \
+      GEMM_CASE(3, 2);                                                                             \
+      GEMM_CASE(4, 2);                                                                             \
+      GEMM_CASE(5, 2);                                                                             \
+      GEMM_CASE(6, 2);                                                                             \
+      GEMM_CASE(7, 2);                                                                             \
+      GEMM_CASE(8, 2);                                                                             \
+      GEMM_CASE(4, 1);                                                                             \
+      GEMM_CASE(5, 1);                                                                             \
+      GEMM_CASE(6, 1);                                                                             \
+      GEMM_CASE(7, 1);                                                                             \
+    default:                                                                                       \
+      tile(g, i0, p, next, 8, 1);                                                                  \
+      break;                                                                                       \
+    }                                                                                              \
+  }
 
 #endif

@@ -8,7 +8,6 @@
 #include "kernels/avx512/avx512.h"
 #include "kernels/ref/ref.h"
 
-#define TILE_ROWS 8
 #define STEPS (GROUP / 4)
 #define AMX_MIN_ROWS 5
 
@@ -201,12 +200,6 @@ static void pack_panel(void *dst, const float *w, size_t ld, int cols, int k) {
 }
 
 /* ------------------------------------------------------------------ register tiles */
-INLINE __m512i broadcast4(const int8_t *p) {
-  int32_t v;
-  memcpy(&v, p, sizeof v);
-  return _mm512_set1_epi32(v);
-}
-
 /* rows x panel p of y; `rows` and `lines` are constants */
 INLINE void tile(const gemm_call *g, int i0, int p, ahead next, int rows, int lines) {
   const size_t row_bytes = g->row_bytes, step = row_bytes / 4;
@@ -229,7 +222,10 @@ INLINE void tile(const gemm_call *g, int i0, int p, ahead next, int rows, int li
       UNROLL for (int l = 0; l < lines; l++, next.at += next.stride)
           _mm_prefetch((const char *)next.at, _MM_HINT_T0);
       UNROLL for (int i = 0; i < rows; i++) {
-        __m512i a = broadcast4((i < 3 ? x : i < 6 ? x3 : x6) + (size_t)(i % 3) * row_bytes + s * 4);
+        __m512i a = gemm_broadcast((i < 3   ? x
+                                    : i < 6 ? x3
+                                            : x6) +
+                                   (size_t)(i % 3) * row_bytes + s * 4);
         sum[i][0] = dot4(sum[i][0], w0, a);
         sum[i][1] = dot4(sum[i][1], w1, a);
       }
@@ -246,31 +242,7 @@ INLINE void tile(const gemm_call *g, int i0, int p, ahead next, int rows, int li
   gemm_finish_tile(g, i0, p, y, rows);
 }
 
-/* Of several tiles each has four rows or more. */
-static void any_tile(const gemm_call *g, int i0, int p, ahead next, int rows, int lines) {
-#define CASE(R, L)                                                                                 \
-  case (R)*4 + (L):                                                                                \
-    tile(g, i0, p, next, R, L);                                                                    \
-    break
-  switch (rows * 4 + lines) {
-    CASE(1, 2);
-    CASE(2, 2);
-    CASE(3, 2);
-    CASE(4, 2);
-    CASE(5, 2);
-    CASE(6, 2);
-    CASE(7, 2);
-    CASE(8, 2);
-    CASE(4, 1);
-    CASE(5, 1);
-    CASE(6, 1);
-    CASE(7, 1);
-  default:
-    tile(g, i0, p, next, 8, 1);
-    break;
-  }
-#undef CASE
-}
+GEMM_ANY_TILE
 
 /* The tiles of a panel ask for the next panel meanwhile, each for its part. The last panel asks
  * past p1: for what the worker does next, if the caller so orders its calls. */
