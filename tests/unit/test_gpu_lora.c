@@ -10,8 +10,6 @@
 
 #include "tests/unit/lora_rig.h"
 
-#define MAX_DIRS 128
-
 #define MEMORY ((size_t)96 << 20)
 
 static mr_sim_opts sim = {.memory = MEMORY, .guard = true};
@@ -113,26 +111,6 @@ static void test_no_room(void **unused) {
   assert_true(said);
 }
 
-/* ------------------------------------------------------------------ directories */
-
-static size_t find_directories(struct CMUnitTest *tests, size_t n) {
-  static char paths[MAX_DIRS][PATH_MAX + 300];
-  const char *root = data_path("tiny/hf");
-  DIR *d = root ? opendir(root) : NULL;
-  struct dirent *e;
-  while (d && (e = readdir(d)) && n < MAX_DIRS) {
-    if (*e->d_name == '.')
-      continue;
-    snprintf(paths[n], sizeof paths[n], "%s/%s", root, e->d_name);
-    tests[n] = (struct CMUnitTest){strrchr(paths[n], '/') + 1, one_directory, on_next_machine,
-                                   off_machine, paths[n]};
-    n++;
-  }
-  if (d)
-    closedir(d);
-  return n;
-}
-
 int main(void) {
   static struct CMUnitTest tests[MAX_DIRS] = {
       cmocka_unit_test_setup_teardown(test_latent, on_next_machine, off_machine),
@@ -140,6 +118,6 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_faults, on_next_machine, off_machine),
       cmocka_unit_test_setup_teardown(test_no_room, on_next_machine, off_machine),
   };
-  size_t n = find_directories(tests, 4);
+  size_t n = find_directories(tests, 4, one_directory, on_next_machine, off_machine);
   return _cmocka_run_group_tests("gpu_lora", tests, n, NULL, NULL);
 }

@@ -419,26 +419,6 @@ static void test_fused_refused(void **unused) {
 
 /* ------------------------------------------------------------------ directories */
 
-#define MAX_DIRS 128
-
-static size_t find_directories(struct CMUnitTest *tests, size_t n) {
-  static char paths[MAX_DIRS][PATH_MAX + 300];
-  const char *root = data_path("tiny/hf");
-  DIR *d = root ? opendir(root) : NULL;
-  struct dirent *e;
-  while (d && (e = readdir(d)) && n < MAX_DIRS) {
-    if (*e->d_name == '.')
-      continue;
-    snprintf(paths[n], sizeof paths[n], "%s/%s", root, e->d_name);
-    tests[n] = (struct CMUnitTest){strrchr(paths[n], '/') + 1, one_directory, temp_begin, temp_end,
-                                   paths[n]};
-    n++;
-  }
-  if (d)
-    closedir(d);
-  return n;
-}
-
 int main(void) {
   static struct CMUnitTest tests[MAX_DIRS] = {
       cmocka_unit_test_setup_teardown(test_gguf, temp_begin, temp_end),
@@ -452,6 +432,6 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_fused_mangled, temp_begin, temp_end),
       cmocka_unit_test_setup_teardown(test_fused_refused, temp_begin, temp_end),
   };
-  size_t n = find_directories(tests, 10);
+  size_t n = find_directories(tests, 10, one_directory, temp_begin, temp_end);
   return _cmocka_run_group_tests("lora", tests, n, NULL, NULL);
 }
