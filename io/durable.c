@@ -62,14 +62,9 @@ mr_code mr_durable_sync_parent(const char *path, mr_err *err) {
 /* Also where it is there already: the run that made it may have been killed before it was synced.
  */
 mr_code mr_durable_mkdir(const char *path, mr_err *err) {
-  struct stat st;
-  if (mr_sys_now->mkdir(path, 0777) == 0)
-    return mr_durable_sync_parent(path, err);
-  int why = errno;
-  if (why == EEXIST && mr_sys_now->stat(path, &st) == 0 && S_ISDIR(st.st_mode))
-    return mr_durable_sync_parent(path, err);
-  errno = why;
-  return mr_err_errno(err, MR_E_CANTCREATE, path, "cannot create the directory");
+  if (mr_sys_make_dir(path))
+    return mr_err_errno(err, MR_E_CANTCREATE, path, "cannot create the directory");
+  return mr_durable_sync_parent(path, err);
 }
 
 mr_code mr_durable_rename(const char *from, const char *to, mr_err *err) {

@@ -154,6 +154,17 @@ int mr_sys_pwrite_full(int fd, const void *buf, size_t n, off_t at) {
   return 0;
 }
 
+int mr_sys_make_dir(const char *path) {
+  struct stat st;
+  if (mr_sys_now->mkdir(path, 0777) == 0)
+    return 0;
+  int why = errno;
+  if (why == EEXIST && mr_sys_now->stat(path, &st) == 0 && S_ISDIR(st.st_mode))
+    return 0;
+  errno = why;
+  return -1;
+}
+
 void mr_sys_hold_standard_files(void) {
   int fd;
   do

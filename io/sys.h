@@ -50,6 +50,9 @@ ssize_t mr_sys_pread_full(int fd, void *buf, size_t n, off_t at);
 int mr_sys_write_full(int fd, const void *buf, size_t n);
 int mr_sys_pwrite_full(int fd, const void *buf, size_t n, off_t at);
 
+/* A directory that is there already is fine. 0, or -1 and errno is mkdir's. */
+int mr_sys_make_dir(const char *path);
+
 /* Ends every wait of `await`, now and from now on: what a signal that asks to stop calls (it may,
  * from its handler). mr_sys_wake_open makes that possible; false: it could not (no descriptors
  * left). */

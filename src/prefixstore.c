@@ -1,6 +1,5 @@
 #include "src/prefixstore.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <string.h>
@@ -33,13 +32,8 @@ struct mr_prefixstore {
 };
 
 static mr_code make_dir(const char *path, mr_err *err) {
-  struct stat st;
-  if (mr_sys_now->mkdir(path, 0777) == 0)
+  if (mr_sys_make_dir(path) == 0)
     return MR_OK;
-  int why = errno;
-  if (why == EEXIST && mr_sys_now->stat(path, &st) == 0 && S_ISDIR(st.st_mode))
-    return MR_OK;
-  errno = why;
   return mr_err_errno(err, MR_E_CANTCREATE, path, "--prefix-cache: cannot create the directory");
 }
 
