@@ -104,42 +104,42 @@ static void ranged(int *q, const float *x, const float *importance, int levels, 
   }
 }
 
-static void to_q4_0(void *dst, const float *src, const float *importance, int64_t n) {
-  uint8_t *p = dst;
-  int q[32];
-  for (int64_t b = 0; b < n / 32; b++, p += 18, src += 32) {
-    centred(q, src, importance ? importance + b * 32 : NULL, 8, p);
-    put_nibbles(p + 2, q);
+/* Codes of a block, the fifth bits of Q5 first. Returns where they end. */
+static uint8_t *put_codes(uint8_t *p, const int *q, int levels) {
+  if (levels == 31) {
+    put_fifth(p, q);
+    p += 4;
   }
+  put_nibbles(p, q);
+  return p + 16;
+}
+
+static void to_few(int dtype, uint8_t *p, const float *src, const float *importance, int64_t n) {
+  int q[32], based, levels = mr_encode_levels(dtype, &based);
+  for (int64_t b = 0; b < n / 32; b++, src += 32) {
+    const float *weights = importance ? importance + b * 32 : NULL;
+    if (based)
+      ranged(q, src, weights, levels, p);
+    else
+      centred(q, src, weights, (levels + 1) / 2, p);
+    p = put_codes(p + (based ? 4 : 2), q, levels);
+  }
+}
+
+static void to_q4_0(void *dst, const float *src, const float *importance, int64_t n) {
+  to_few(MR_Q4_0, dst, src, importance, n);
 }
 
 static void to_q4_1(void *dst, const float *src, const float *importance, int64_t n) {
-  uint8_t *p = dst;
-  int q[32];
-  for (int64_t b = 0; b < n / 32; b++, p += 20, src += 32) {
-    ranged(q, src, importance ? importance + b * 32 : NULL, 15, p);
-    put_nibbles(p + 4, q);
-  }
+  to_few(MR_Q4_1, dst, src, importance, n);
 }
 
 static void to_q5_0(void *dst, const float *src, const float *importance, int64_t n) {
-  uint8_t *p = dst;
-  int q[32];
-  for (int64_t b = 0; b < n / 32; b++, p += 22, src += 32) {
-    centred(q, src, importance ? importance + b * 32 : NULL, 16, p);
-    put_fifth(p + 2, q);
-    put_nibbles(p + 6, q);
-  }
+  to_few(MR_Q5_0, dst, src, importance, n);
 }
 
 static void to_q5_1(void *dst, const float *src, const float *importance, int64_t n) {
-  uint8_t *p = dst;
-  int q[32];
-  for (int64_t b = 0; b < n / 32; b++, p += 24, src += 32) {
-    ranged(q, src, importance ? importance + b * 32 : NULL, 31, p);
-    put_fifth(p + 4, q);
-    put_nibbles(p + 8, q);
-  }
+  to_few(MR_Q5_1, dst, src, importance, n);
 }
 
 /* The E2M1 code of v: the nearest of 0 .5 1 1.5 2 3 4 6 and their negatives, of two equally near
@@ -171,45 +171,42 @@ static void to_mxfp4(void *dst, const float *src, const float *importance, int64
   }
 }
 
-mr_encoder mr_encoder_get(int dtype) {
-  static const struct {
-    int dtype;
-    mr_encoder to;
-  } all[] = {{MR_F32, to_f32},
-             {MR_F16, to_f16},
-             {MR_BF16, to_bf16},
-             {MR_Q8_0, to_q8_0},
-             {MR_Q4_0, to_q4_0},
-             {MR_Q4_1, to_q4_1},
-             {MR_Q5_0, to_q5_0},
-             {MR_Q5_1, to_q5_1},
-             {MR_Q2_K, mr_k_encode_q2_k},
-             {MR_Q3_K, mr_k_encode_q3_k},
-             {MR_Q4_K, mr_k_encode_q4_k},
-             {MR_Q5_K, mr_k_encode_q5_k},
-             {MR_Q6_K, mr_k_encode_q6_k},
-             {MR_IQ4_NL, mr_k_encode_iq4_nl},
-             {MR_IQ4_XS, mr_k_encode_iq4_xs},
-             {MR_MXFP4, to_mxfp4}};
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-    if (all[i].dtype == dtype)
-      return all[i].to;
+static const struct type {
+  int dtype;
+  mr_encoder to;
+  mr_encode_steps steps;
+} types[] = {{MR_F32, to_f32, {32, 15, 0}},
+             {MR_F16, to_f16, {32, 15, 0}},
+             {MR_BF16, to_bf16, {32, 15, 0}},
+             {MR_Q8_0, to_q8_0, {32, 255, 1}},
+             {MR_Q4_0, to_q4_0, {32, 15, 1}},
+             {MR_Q4_1, to_q4_1, {32, 15, 0}},
+             {MR_Q5_0, to_q5_0, {32, 31, 1}},
+             {MR_Q5_1, to_q5_1, {32, 31, 0}},
+             {MR_Q2_K, mr_k_encode_q2_k, {16, 3, 0}},
+             {MR_Q3_K, mr_k_encode_q3_k, {16, 7, 1}},
+             {MR_Q4_K, mr_k_encode_q4_k, {32, 15, 0}},
+             {MR_Q5_K, mr_k_encode_q5_k, {32, 31, 0}},
+             {MR_Q6_K, mr_k_encode_q6_k, {16, 63, 1}},
+             {MR_IQ4_NL, mr_k_encode_iq4_nl, {32, 15, 1}},
+             {MR_IQ4_XS, mr_k_encode_iq4_xs, {32, 15, 1}},
+             {MR_MXFP4, to_mxfp4, {32, 15, 1}}};
+
+static const struct type *find(int dtype) {
+  for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+    if (types[i].dtype == dtype)
+      return &types[i];
   return NULL;
 }
 
+mr_encoder mr_encoder_get(int dtype) {
+  const struct type *t = find(dtype);
+  return t ? t->to : NULL;
+}
+
 mr_encode_steps mr_encode_steps_of(int dtype) {
-  static const struct {
-    int dtype;
-    mr_encode_steps steps;
-  } all[] = {{MR_Q4_0, {32, 15, 1}}, {MR_Q4_1, {32, 15, 0}},   {MR_Q5_0, {32, 31, 1}},
-             {MR_Q5_1, {32, 31, 0}}, {MR_Q8_0, {32, 255, 1}},  {MR_Q2_K, {16, 3, 0}},
-             {MR_Q3_K, {16, 7, 1}},  {MR_Q4_K, {32, 15, 0}},   {MR_Q5_K, {32, 31, 0}},
-             {MR_Q6_K, {16, 63, 1}}, {MR_IQ4_NL, {32, 15, 1}}, {MR_IQ4_XS, {32, 15, 1}},
-             {MR_MXFP4, {32, 15, 1}}};
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-    if (all[i].dtype == dtype)
-      return all[i].steps;
-  return (mr_encode_steps){32, 15, 0};
+  const struct type *t = find(dtype);
+  return t ? t->steps : (mr_encode_steps){32, 15, 0};
 }
 
 int mr_encode_levels(int dtype, int *ranged) {
@@ -245,12 +242,7 @@ int mr_encode_codes(int dtype, void *dst, const float *scale, const float *base,
       p += 32;
       continue;
     }
-    if (levels == 31) {
-      put_fifth(p, q);
-      p += 4;
-    }
-    put_nibbles(p, q);
-    p += 16;
+    p = put_codes(p, q, levels);
   }
   return levels != 0;
 }
