@@ -26,16 +26,20 @@ typedef struct bench {
   json_t *out;             /* NULL: print */
 } bench;
 
-/* Best rate of fn over runs that last RUN_SECONDS together, in 1e9 of `work` a second. */
-static double best_rate(bench *b, mr_pool_fn fn, void *ctx, int items, double work) {
+/* Best rate of fn over runs that last RUN_SECONDS together, in 1e9 of `work` a second; *run (or
+ * NULL) is the number of the run. */
+static double best_rate(bench *b, mr_pool_fn fn, void *ctx, int items, double work, int *run) {
   double best = 0.0, begin = mr_sys_seconds(), t0 = begin;
+  int runs = 0;
   do {
+    if (run != NULL)
+      ++*run;
     mr_pool_run(b->pool, fn, ctx, items);
     double t1 = mr_sys_seconds();
     if (t1 > t0 && work / (t1 - t0) > best)
       best = work / (t1 - t0);
     t0 = t1;
-  } while (t0 - begin < RUN_SECONDS);
+  } while (++runs < LEAST_RUNS || t0 - begin < RUN_SECONDS);
   return best / 1e9;
 }
 
@@ -55,8 +59,8 @@ static void peak_item(void *ctx, int item, int worker) {
 static double measure_peak(bench *b, double (*peak)(const mr_kernels *k, long loops)) {
   peak_job p = {peak, b->k, 200000};
   double work = peak(b->k, 1) * (double)p.loops * b->threads;
-  double first = best_rate(b, peak_item, &p, b->threads, work);
-  double again = best_rate(b, peak_item, &p, b->threads, work);
+  double first = best_rate(b, peak_item, &p, b->threads, work, NULL);
+  double again = best_rate(b, peak_item, &p, b->threads, work, NULL);
   return again > first ? again : first;
 }
 
@@ -67,13 +71,14 @@ typedef struct gemm_job {
   size_t ldy; /* as in a step: no multiple of 4 KiB, or all rows would fall into a few cache sets */
   char *x, *w;
   size_t matrix_bytes;
-  int m, n, k, panels, items, copies, copy;
+  int m, n, k, panels, items, copies;
+  int run; /* walks from matrix to matrix, so that weights are as cold as in a model */
 } gemm_job;
 
 static void gemm_item(void *ctx, int item, int worker) {
   (void)worker;
   const gemm_job *g = ctx;
-  const char *w = g->w + (size_t)g->copy * g->matrix_bytes;
+  const char *w = g->w + (size_t)(g->run % g->copies) * g->matrix_bytes;
   int p0 = (int)((int64_t)g->panels * item / g->items);
   int p1 = (int)((int64_t)g->panels * (item + 1) / g->items);
   g->o->gemm(g->y, g->ldy, g->x, g->m, w, p0, p1, g->n, g->k, NULL, 0);
@@ -114,22 +119,6 @@ static void gemm_close(gemm_job *g) {
   mr_mem_free(g->y);
 }
 
-/* Walks from matrix to matrix, so that weights are as cold as in a model. */
-static double gemm_rate(bench *b, gemm_job *g, int m) {
-  double best = 0.0, begin = mr_sys_seconds(), t0 = begin;
-  int runs = 0;
-  g->m = m;
-  do {
-    g->copy = (g->copy + 1) % g->copies;
-    mr_pool_run(b->pool, gemm_item, g, g->items);
-    double t1 = mr_sys_seconds(), work = 2.0 * m * g->n * g->k;
-    if (t1 > t0 && work / (t1 - t0) > best)
-      best = work / (t1 - t0);
-    t0 = t1;
-  } while (++runs < LEAST_RUNS || t0 - begin < RUN_SECONDS);
-  return best / 1e9;
-}
-
 static int bench_gemm(bench *b, mr_scheme scheme, const char *model, int k, int n) {
   static const int ms[] = {1, 8, 64, 128, 512};
   gemm_job g;
@@ -139,7 +128,8 @@ static int bench_gemm(bench *b, mr_scheme scheme, const char *model, int k, int 
   for (size_t i = 0; rc == 0 && i < sizeof ms / sizeof *ms; i++) {
     if (n > HEAD_N && ms[i] > MAX_M_HEAD)
       continue;
-    double rate = gemm_rate(b, &g, ms[i]);
+    g.m = ms[i];
+    double rate = best_rate(b, gemm_item, &g, g.items, 2.0 * g.m * n * k, &g.run);
     if (b->out == NULL)
       printf(" %6.0f (%3.0f %%)", rate,
              b->peak[scheme] > 0.0 ? 100.0 * rate / b->peak[scheme] : 0.0);
@@ -193,13 +183,13 @@ static int run_attention(bench *b, attn_job *j, const char *model) {
   j->tokens = 1;
   a->n_q = 1, a->pos0 = ATTN_CONTEXT - 1;
   double rate = best_rate(b, attn_item, j, ATTN_SEQUENCES * a->n_kv_heads,
-                          pair * ATTN_CONTEXT * ATTN_SEQUENCES);
+                          pair * ATTN_CONTEXT * ATTN_SEQUENCES, NULL);
   if (report_attention(b, model, "decode", rate) != 0)
     return -1;
   j->tokens = ATTN_CONTEXT;
   a->n_q = ATTN_CONTEXT, a->pos0 = 0;
   rate = best_rate(b, attn_item, j, ATTN_CONTEXT / MR_ATTN_TILE * a->n_kv_heads,
-                   pair * ATTN_CONTEXT * (ATTN_CONTEXT + 1) / 2.0);
+                   pair * ATTN_CONTEXT * (ATTN_CONTEXT + 1) / 2.0, NULL);
   return report_attention(b, model, "prefill", rate);
 }
 
