@@ -3,7 +3,6 @@
 #ifndef TESTS_UNIT_LORA_RIG_H
 #define TESTS_UNIT_LORA_RIG_H
 
-#include <dirent.h>
 #include <limits.h>
 #include <math.h>
 #include <string.h>
@@ -499,29 +498,6 @@ static inline float *tensor_of(const char *name) {
       return merged.t[i].v;
   fail_msg("%s is missing", name);
   return NULL;
-}
-
-/* ------------------------------------------------------------------ directories */
-#define MAX_DIRS 128
-
-/* A test, named by its directory, for each tiny model; from tests[n] on. Returns how many there are
- * then. */
-static inline size_t find_directories(struct CMUnitTest *tests, size_t n, CMUnitTestFunction test,
-                                      CMFixtureFunction begin, CMFixtureFunction end) {
-  static char paths[MAX_DIRS][PATH_MAX + 300];
-  const char *root = data_path("tiny/hf");
-  DIR *d = root ? opendir(root) : NULL;
-  struct dirent *e;
-  while (d && (e = readdir(d)) && n < MAX_DIRS) {
-    if (*e->d_name == '.')
-      continue;
-    snprintf(paths[n], sizeof paths[n], "%s/%s", root, e->d_name);
-    tests[n] = (struct CMUnitTest){strrchr(paths[n], '/') + 1, test, begin, end, paths[n]};
-    n++;
-  }
-  if (d)
-    closedir(d);
-  return n;
 }
 
 #endif

@@ -1,13 +1,13 @@
 /* Adapters on emulated GPUs: beside the base they give what the base gives with them merged into
  * it, on every machine, in exact mode and in bfloat16; a row's bits do not depend on its neighbours
  * and their adapters. What a device cannot do is refused, and a call that fails leaks nothing. */
-#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 
 #include <cmocka.h>
 
+#include "tests/unit/directories.h"
 #include "tests/unit/lora_rig.h"
 
 #define MEMORY ((size_t)96 << 20)
@@ -118,6 +118,6 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_faults, on_next_machine, off_machine),
       cmocka_unit_test_setup_teardown(test_no_room, on_next_machine, off_machine),
   };
-  size_t n = find_directories(tests, 4, one_directory, on_next_machine, off_machine);
+  size_t n = find_directories(tests, 4, "tiny/hf", one_directory, on_next_machine, off_machine);
   return _cmocka_run_group_tests("gpu_lora", tests, n, NULL, NULL);
 }

@@ -1,7 +1,6 @@
 /* The tiny models on emulated GPUs, or on the one that MR_TEST_DEVICE names, in exact mode, against
  * the reference values: every architecture's flags through every kernel. Skipped without the data
  * ($MR_DATA, see conformance.h). */
-#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,9 +9,9 @@
 
 #include <cmocka.h>
 
+#include "tests/unit/directories.h"
 #include "tests/unit/oracle.h"
 
-#define MAX_DIRS 128
 #define PROBES 3
 #define STEPS 3
 #define MEMORY ((size_t)64 << 20)
@@ -41,33 +40,7 @@ static void check_dir(void **state) {
   report(on_device ? on_device : machines[opts.machine]);
 }
 
-static void no_data(void **state) {
-  (void)state;
-  skip();
-}
-
-static int by_name(const void *a, const void *b) {
-  const struct CMUnitTest *x = a, *y = b;
-  return strcmp(x->name, y->name);
-}
-
 int main(void) {
   static struct CMUnitTest tests[MAX_DIRS];
-  int n = 0;
-  const char *root = data_path("tiny/hf");
-  DIR *d = root ? opendir(root) : NULL;
-  for (struct dirent *entry; d && n < MAX_DIRS && (entry = readdir(d));) {
-    char path[4500];
-    if (*entry->d_name == '.')
-      continue;
-    snprintf(path, sizeof path, "%s/%s", root, entry->d_name);
-    char *own = strdup(path);
-    tests[n++] = (struct CMUnitTest){strrchr(own, '/') + 1, check_dir, NULL, NULL, own};
-  }
-  if (d)
-    closedir(d);
-  if (n == 0)
-    tests[n++] = (struct CMUnitTest){"no data", no_data, NULL, NULL, NULL};
-  qsort(tests, (size_t)n, sizeof *tests, by_name);
-  return _cmocka_run_group_tests("directories", tests, (size_t)n, NULL, NULL);
+  return run_directories(tests, find_directories(tests, 0, "tiny/hf", check_dir, NULL, NULL));
 }

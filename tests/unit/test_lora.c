@@ -2,7 +2,6 @@
  * model whose q and k lie in another order, and (where the data is, conformance.h) every directory
  * of tiny Hugging Face models, with all their linear layers adapted. A row's bits do not depend on
  * the adapters of its neighbours. And what is refused. */
-#include <dirent.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,6 +9,7 @@
 #include <cmocka.h>
 
 #include "tests/unit/conformance.h"
+#include "tests/unit/directories.h"
 #include "tests/unit/lora_rig.h"
 #include "tests/unit/tiny_gguf.h"
 
@@ -432,6 +432,6 @@ int main(void) {
       cmocka_unit_test_setup_teardown(test_fused_mangled, temp_begin, temp_end),
       cmocka_unit_test_setup_teardown(test_fused_refused, temp_begin, temp_end),
   };
-  size_t n = find_directories(tests, 10, one_directory, temp_begin, temp_end);
+  size_t n = find_directories(tests, 10, "tiny/hf", one_directory, temp_begin, temp_end);
   return _cmocka_run_group_tests("lora", tests, n, NULL, NULL);
 }

@@ -1,7 +1,5 @@
 /* Directories of safetensors against reference values, both forms of config.json, one test for each
  * directory. Exact mode. Skipped without the data ($MR_DATA, see conformance.h). */
-#include <dirent.h>
-#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,9 +8,8 @@
 
 #include <cmocka.h>
 
+#include "tests/unit/directories.h"
 #include "tests/unit/oracle.h"
-
-#define MAX_DIRS 128
 
 static void check_dir(const char *dir, const char *name) {
   mr_err err = MR_ERR_INIT;
@@ -59,45 +56,9 @@ static void one_dir(void **state) {
   rmdir(temp);
 }
 
-static void no_data(void **state) {
-  (void)state;
-  skip();
-}
-
-static int by_name(const void *a, const void *b) {
-  const struct CMUnitTest *x = a, *y = b;
-  return strcmp(x->name, y->name);
-}
-
-static int add_dirs(struct CMUnitTest *tests, int n, const char *root) {
-  struct dirent *entry;
-  DIR *d = root ? opendir(root) : NULL;
-  while (d && n < MAX_DIRS && (entry = readdir(d))) {
-    char path[4200];
-    if (*entry->d_name == '.')
-      continue;
-    snprintf(path, sizeof path, "%s/%s", root, entry->d_name);
-    char *own = strdup(path);
-    tests[n++] = (struct CMUnitTest){strrchr(own, '/') + 1, one_dir, NULL, NULL, own};
-  }
-  if (d)
-    closedir(d);
-  return n;
-}
-
 int main(void) {
   static struct CMUnitTest tests[MAX_DIRS];
-  static char root[4200];
-  int n = 0;
-  static const char *const folders[] = {"tiny/hf", "tiny/quant"};
-  for (int i = 0; i < 2; i++) {
-    const char *at = data_path(folders[i]);
-    if (at)
-      snprintf(root, sizeof root, "%s", at);
-    n = add_dirs(tests, n, at ? root : NULL);
-  }
-  if (n == 0)
-    tests[n++] = (struct CMUnitTest){"no data", no_data, NULL, NULL, NULL};
-  qsort(tests, (size_t)n, sizeof *tests, by_name);
-  return _cmocka_run_group_tests("directories", tests, (size_t)n, NULL, NULL);
+  size_t n = find_directories(tests, 0, "tiny/hf", one_dir, NULL, NULL);
+  n = find_directories(tests, n, "tiny/quant", one_dir, NULL, NULL);
+  return run_directories(tests, n);
 }
