@@ -12,94 +12,26 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "io/mem.h"
 #include "io/sys.h"
 #include "kernels/kernels.h"
-#include "src/engine.h"
-#include "tests/unit/tiny_gguf.h"
+#include "tests/unit/engine_rig.h"
 
 #define NAN_ID 7
 #define MAX_RESULTS 32
 
-static char tiny_path[64];
-static mr_prompter *tiny;
-
 static int setup(void **state) {
-  (void)state;
-  mr_err e = MR_ERR_INIT;
-  snprintf(tiny_path, sizeof tiny_path, "/tmp/mr_test_engine_%d.gguf", (int)getpid());
-  if (!tiny_gguf_write(tiny_path, NAN_ID))
-    return -1;
-  if (mr_prompter_open(&tiny, tiny_path, &e)) {
-    mr_err_print(&e, stderr);
-    return -1;
-  }
-  return 0;
+  return tiny_begin(state, NAN_ID);
 }
 
-static int teardown(void **state) {
-  (void)state;
-  mr_prompter_close(tiny);
-  unlink(tiny_path);
-  return (int)mr_mem_live();
-}
-
-static mr_engine_opts exact(const char *path) {
-  return (mr_engine_opts){.model_path = path,
-                          .device = "cpu",
-                          .compute = MR_COMPUTE_EXACT,
-                          .threads = 1,
-                          .max_step_tokens = 128,
-                          .kv_memory = 2 << 20,
-                          .kv_type = -1};
-}
-
-static mr_engine *open_engine(const mr_engine_opts *o, const mr_prompter *p) {
-  mr_engine *e = NULL;
-  mr_err err = MR_ERR_INIT;
-  if (mr_engine_open(&e, o, p, &err))
-    fail_msg("open: %s", err.text);
-  return e;
-}
-
-/* Runs all requests; results[tag]. */
-static void run_all(mr_engine *e, const mr_request *reqs, const int *order, int n,
-                    mr_result **results) {
-  mr_err err = MR_ERR_INIT;
-  int next = 0;
-  mr_result *r;
-  for (;;) {
-    mr_code rc = MR_OK;
-    while (next < n && (rc = mr_engine_admit(e, &reqs[order ? order[next] : next], &err)) == MR_OK)
-      next++;
-    if (rc != MR_OK && rc != MR_E_AGAIN)
-      fail_msg("admit: %s", err.text);
-    if (mr_engine_active(e) == 0)
-      break;
-    if (mr_engine_step(e, &err))
-      fail_msg("step: %s", err.text);
-    while ((r = mr_engine_collect(e)))
-      results[r->tag] = r;
-  }
-  mr_engine_stats st;
-  mr_engine_stats_get(e, &st);
-  assert_int_equal(st.kv_pages_used, 0);
-  assert_int_equal(next, n);
+static mr_engine_opts exact(void) {
+  return tiny_options("cpu", 128, 2 << 20);
 }
 
 static mr_result *run_one(mr_engine *e, mr_request r) {
   mr_result *res = NULL;
   r.tag = 0;
-  run_all(e, &r, NULL, 1, &res);
+  run_all(e, &r, 1, false, &res);
   return res;
-}
-
-static mr_request generate(const int32_t *prompt, int n, int max_tokens) {
-  mr_request r = {.task = MR_TASK_GENERATE, .prompt = prompt, .n_prompt = n};
-  r.sampling = mr_sampling_default;
-  r.sampling.temperature = 0;
-  r.sampling.max_tokens = max_tokens;
-  return r;
 }
 
 /* ---------------------------------------------------------------- against references */
@@ -138,7 +70,8 @@ static void check_model(const char *name, const json_t *cases) {
   mr_prompter *p;
   mr_err err = MR_ERR_INIT;
   assert_int_equal(mr_prompter_open(&p, path, &err), MR_OK);
-  mr_engine_opts o = exact(path);
+  mr_engine_opts o = exact();
+  o.model_path = path;
   o.threads = 2;
   mr_engine *e = open_engine(&o, p);
   int32_t ids[MAX_RESULTS][256];
@@ -155,7 +88,7 @@ static void check_model(const char *name, const json_t *cases) {
     reqs[i].sampling.prompt_logprobs = 0;
     reqs[i].tag = (uint64_t)i;
   }
-  run_all(e, reqs, NULL, n, res);
+  run_all(e, reqs, n, false, res);
   for (int i = 0; i < n; i++) {
     check_case(json_array_get(cases, (size_t)i), res[i]);
     mr_result_free(res[i]);
@@ -177,33 +110,6 @@ static void references(void **state) {
 }
 
 /* ---------------------------------------------------------------- batch invariance */
-
-static void same_sampled(const mr_sampled *a, const mr_sampled *b) {
-  assert_memory_equal(a, b, sizeof *a);
-}
-
-static void same_result(const mr_result *a, const mr_result *b) {
-  assert_int_equal(a->n_choices, b->n_choices);
-  assert_int_equal(a->err.code, b->err.code);
-  assert_string_equal(a->err.text, b->err.text);
-  for (int i = 0; i < a->n_choices; i++) {
-    const mr_choice *x = &a->choices[i], *y = &b->choices[i];
-    assert_int_equal(x->n_ids, y->n_ids);
-    assert_int_equal(x->n_sampled, y->n_sampled);
-    assert_int_equal(x->finish, y->finish);
-    assert_int_equal(x->stop_id, y->stop_id);
-    assert_true(x->sum_logprob == y->sum_logprob && x->greedy == y->greedy);
-    if (x->n_ids)
-      assert_memory_equal(x->ids, y->ids, (size_t)x->n_ids * sizeof *x->ids);
-    assert_int_equal(x->text_len, y->text_len);
-    if (x->text)
-      assert_string_equal(x->text, y->text);
-    for (int t = 0; x->logprobs && t < x->n_ids; t++)
-      same_sampled(&x->logprobs[t], &y->logprobs[t]);
-  }
-  for (int t = 1; a->prompt_logprobs && t < a->n_prompt; t++)
-    same_sampled(&a->prompt_logprobs[t], &b->prompt_logprobs[t]);
-}
 
 enum { MIXED = 14 };
 static int32_t mixed_ids[MIXED][200];
@@ -256,18 +162,15 @@ static void invariance(mr_compute compute) {
   } ways[] = {{64, 512, 1, false}, {1, 7, 2, true}, {3, 33, 2, false}, {5, 64, 1, true}};
   mr_request reqs[MIXED];
   mr_result *res[4][MIXED] = {{0}};
-  int order[MIXED];
   mixed_requests(reqs);
   for (int w = 0; w < 4; w++) {
-    mr_engine_opts o = exact(tiny_path);
+    mr_engine_opts o = exact();
     o.compute = compute;
     o.max_batch = ways[w].batch;
     o.max_step_tokens = ways[w].tokens;
     o.threads = ways[w].threads;
     mr_engine *e = open_engine(&o, tiny);
-    for (int i = 0; i < MIXED; i++)
-      order[i] = ways[w].reverse ? MIXED - 1 - i : i;
-    run_all(e, reqs, order, MIXED, res[w]);
+    run_all(e, reqs, MIXED, ways[w].reverse, res[w]);
     mr_engine_close(e);
   }
   for (int i = 0; i < MIXED; i++) {
@@ -327,13 +230,10 @@ static void family_requests(mr_request *reqs) {
 static mr_engine_stats family_run_on(const mr_engine_opts *o, const mr_prompter *p, bool reverse,
                                      mr_result **res) {
   mr_request reqs[FAMILY];
-  int order[FAMILY];
   mr_engine_stats st;
   family_requests(reqs);
-  for (int i = 0; i < FAMILY; i++)
-    order[i] = reverse ? FAMILY - 1 - i : i;
   mr_engine *e = open_engine(o, p);
-  run_all(e, reqs, order, FAMILY, res);
+  run_all(e, reqs, FAMILY, reverse, res);
   mr_engine_stats_get(e, &st);
   mr_engine_close(e);
   return st;
@@ -353,7 +253,7 @@ static void same_family(mr_result **a, mr_result **b) {
 
 static void shared_prefixes(void **state) {
   (void)state;
-  mr_engine_opts o = exact(tiny_path);
+  mr_engine_opts o = exact();
   mr_result *base[FAMILY] = {0}, *res[FAMILY] = {0};
   o.no_prefix_sharing = true;
   mr_engine_stats alone = family_run(&o, false, base), st;
@@ -373,15 +273,14 @@ static void shared_prefixes(void **state) {
                   */
       assert_true(st.prompt_tokens_shared >= 5 * (96 + 64 + 32) - 64);
   }
-  for (int i = 0; i < FAMILY; i++)
-    mr_result_free(base[i]);
+  free_results(base, FAMILY);
 }
 
 /* Rows that are admitted while another computes their head wait for it; what they have in common
  * with a stored block is copied. */
 static void siblings(void **state) {
   (void)state;
-  mr_engine_opts o = exact(tiny_path);
+  mr_engine_opts o = exact();
   int32_t ids[3][150];
   mr_engine_stats st;
   mr_result *res[3] = {0};
@@ -393,12 +292,11 @@ static void siblings(void **state) {
     reqs[i].tag = (uint64_t)i;
   }
   mr_engine *e = open_engine(&o, tiny);
-  run_all(e, reqs, NULL, 3, res);
+  run_all(e, reqs, 3, false, res);
   mr_engine_stats_get(e, &st);
   assert_int_equal(st.prompt_tokens_computed, 150 + 40 + 40); /* 96 by reference, 14 in a copy */
   assert_int_equal(st.prompt_tokens_shared, 2 * 110);
-  for (int i = 0; i < 3; i++)
-    mr_result_free(res[i]);
+  free_results(res, 3);
   mr_engine_close(e);
 }
 
@@ -429,7 +327,7 @@ static ssize_t bad_pread(int fd, void *buf, size_t n, off_t at) {
 
 static void policies_of(mr_kv_type type, uint64_t kv_memory, int n) {
   static const mr_kv_policy all[] = {MR_KV_FEWER, MR_KV_AUTO, MR_KV_SPILL, MR_KV_RECOMPUTE};
-  mr_engine_opts o = exact(tiny_path);
+  mr_engine_opts o = exact();
   mr_result *base[FAMILY] = {0}, *res[FAMILY] = {0};
   o.kv_type = (int)type;
   family_run(&o, false, base);
@@ -452,8 +350,7 @@ static void policies_of(mr_kv_type type, uint64_t kv_memory, int n) {
     assert_true(!spill || !o.no_prefix_sharing || st.kv_fetch_bytes > 0);
     assert_int_equal(st.kv_failures, 0);
   }
-  for (int i = 0; i < FAMILY; i++)
-    mr_result_free(base[i]);
+  free_results(base, FAMILY);
 }
 
 /* All policies, with and without the tree, in 12 pages of memory: the same results to the bit. With
@@ -462,7 +359,7 @@ static void policies(void **state) {
   (void)state;
   mr_engine_info info;
   mr_err err = MR_ERR_INIT;
-  mr_engine_opts o = exact(tiny_path);
+  mr_engine_opts o = exact();
   policies_of(MR_KV_F32, 12 << 14, 32);
   o.kv_type = MR_KV_Q4;
   assert_int_equal(mr_engine_estimate(&o, &info, &err), MR_OK);
@@ -474,7 +371,7 @@ static void policies(void **state) {
 /* A disk that is full, or gives back other bits: computed again, the same results. */
 static void bad_disks(void **state) {
   (void)state;
-  mr_engine_opts o = exact(tiny_path);
+  mr_engine_opts o = exact();
   mr_result *base[FAMILY] = {0}, *res[FAMILY] = {0};
   family_run(&o, false, base);
   o.kv_memory = 12 << 14;
@@ -499,8 +396,7 @@ static void bad_disks(void **state) {
     all_errors += disk_errors;
   }
   assert_true(all_errors > 12);
-  for (int i = 0; i < FAMILY; i++)
-    mr_result_free(base[i]);
+  free_results(base, FAMILY);
 }
 
 /* Whatever runs out, with and without the tree: the same results. */
@@ -517,14 +413,14 @@ static void family_in_little_memory(mr_engine_opts o, const mr_prompter *p) {
     family_run_on(&o, p, i % 2, res);
     same_family(base, res);
   }
-  for (int i = 0; i < FAMILY; i++)
-    mr_result_free(base[i]);
+  free_results(base, FAMILY);
 }
 
 /* Pages behind a window are given back while a row runs; what it says is what a prompt of the same
  * tokens, computed at once, gives. */
 static void check_windows(const char *path, const mr_prompter *p, uint64_t least, uint64_t most) {
-  mr_engine_opts o = exact(path);
+  mr_engine_opts o = exact();
+  o.model_path = path;
   o.no_prefix_sharing = true;
   int32_t ids[TINY_CONTEXT];
   random_ids(ids, 100, 5);
@@ -557,7 +453,7 @@ static void check_windows(const char *path, const mr_prompter *p, uint64_t least
 /* In all layers; and in one of two, where a block has a page of each. */
 static void windows(void **state) {
   (void)state;
-  char path[80];
+  char path[sizeof tiny_path + 8];
   mr_prompter *p = NULL;
   mr_err err = MR_ERR_INIT;
   snprintf(path, sizeof path, "%s.window", tiny_path);
@@ -578,7 +474,7 @@ static void windows(void **state) {
 
 static void policy_refused(void **state) {
   (void)state;
-  mr_engine_opts o = exact(tiny_path);
+  mr_engine_opts o = exact();
   mr_engine *e;
   mr_err err = MR_ERR_INIT;
   o.kv_policy = MR_KV_SPILL;
@@ -594,7 +490,7 @@ static void policy_refused(void **state) {
 /* ---------------------------------------------------------------- one engine for the rest */
 
 static mr_engine *open_tiny(void) {
-  mr_engine_opts o = exact(tiny_path);
+  mr_engine_opts o = exact();
   o.max_step_tokens = 24;
   return open_engine(&o, tiny);
 }
@@ -774,7 +670,7 @@ static void scoring(void **state) {
 
 static void budgets(void **state) {
   (void)state;
-  mr_engine_opts o = exact(tiny_path);
+  mr_engine_opts o = exact();
   mr_engine_info info;
   mr_err err = MR_ERR_INIT;
   assert_int_equal(mr_engine_estimate(&o, &info, &err), MR_OK);
@@ -845,7 +741,7 @@ static void refused(void **state) {
 
 static void without_vocabulary(void **state) {
   (void)state;
-  mr_engine_opts o = exact(tiny_path);
+  mr_engine_opts o = exact();
   mr_engine *e = open_engine(&o, NULL);
   mr_err err = MR_ERR_INIT;
   char *stop = "x";
@@ -864,7 +760,7 @@ static void without_vocabulary(void **state) {
 
 static void devices_and_estimate(void **state) {
   (void)state;
-  mr_engine_opts o = exact(tiny_path);
+  mr_engine_opts o = exact();
   o.kv_memory = 0;
   o.max_step_tokens = 0;
   mr_engine_info a;
@@ -913,7 +809,7 @@ static void closed_parked(void **state) {
   (void)state;
   mr_request reqs[FAMILY];
   mr_err err = MR_ERR_INIT;
-  mr_engine_opts o = exact(tiny_path);
+  mr_engine_opts o = exact();
   family_requests(reqs);
   o.kv_memory = 12 << 14;
   o.kv_disk = 8 << 20;
@@ -940,7 +836,7 @@ static void closed_parked(void **state) {
 /* The n-th allocation fails: open, admit and step say so, and nothing leaks. */
 static void out_of_memory(void **state) {
   (void)state;
-  mr_engine_opts o = exact(tiny_path);
+  mr_engine_opts o = exact();
   mr_request reqs[MIXED];
   mixed_requests(reqs);
   int64_t before = mr_mem_live();
@@ -987,5 +883,5 @@ int main(void) {
       cmocka_unit_test(closed_parked),
       cmocka_unit_test(out_of_memory),
   };
-  return cmocka_run_group_tests(tests, setup, teardown);
+  return cmocka_run_group_tests(tests, setup, tiny_end);
 }

@@ -6,58 +6,37 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
-#include "io/mem.h"
 #include "src/engine_int.h"
-#include "tests/unit/tiny_gguf.h"
+#include "tests/unit/engine_rig.h"
 
 enum { ROWS = 5, PROMPT = 110, NEW = 12 };
 
-static char path[64];
-static mr_prompter *prompter;
 static int32_t prompts[ROWS][PROMPT];
 
 static int setup(void **state) {
-  (void)state;
-  mr_err e = MR_ERR_INIT;
   uint32_t seed = 1;
-  snprintf(path, sizeof path, "/tmp/mr_test_engine_device_%d.gguf", (int)getpid());
   for (int i = 0; i < ROWS; i++)
     for (int t = 0; t < PROMPT; t++) {
       seed = seed * 1664525u + 1013904223u;
       /* rows 1 and 2 begin alike, to the middle of a page */
       prompts[i][t] = i == 2 && t < 50 ? prompts[1][t] : (int32_t)(seed >> 24);
     }
-  return tiny_gguf_write(path, -1) && !mr_prompter_open(&prompter, path, &e) ? 0 : -1;
-}
-
-static int teardown(void **state) {
-  (void)state;
-  mr_prompter_close(prompter);
-  unlink(path);
-  return (int)mr_mem_live();
+  return tiny_begin(state, -1);
 }
 
 static mr_engine_opts options(const char *device) {
-  return (mr_engine_opts){.model_path = path,
-                          .device = device,
-                          .compute = MR_COMPUTE_EXACT,
-                          .threads = 1,
-                          .max_step_tokens = 96,
-                          .kv_memory = 2 << 20,
-                          .kv_type = -1};
+  return tiny_options(device, 96, 2 << 20);
 }
 
 static mr_request request(int i, int n_choices) {
-  mr_request r = {.tag = (uint64_t)i, .prompt = prompts[i], .n_prompt = PROMPT - 7 * i};
-  r.sampling = mr_sampling_default;
+  mr_request r = generate(prompts[i], PROMPT - 7 * i, NEW);
+  r.tag = (uint64_t)i;
   r.sampling.temperature = n_choices > 1 ? 1 : 0;
   r.sampling.n = n_choices;
   r.sampling.seed = 5;
-  r.sampling.max_tokens = NEW;
   r.sampling.ignore_eos = true;
   r.sampling.logprobs = 2;
   return r;
@@ -65,31 +44,23 @@ static mr_request request(int i, int n_choices) {
 
 static double clock_s, busy_s; /* of sim's virtual clock in the last run */
 
-static void run(const mr_engine_opts *o, mr_result **results, mr_engine_stats *st) {
-  mr_err err = MR_ERR_INIT;
-  mr_engine *e;
-  mr_result *r;
-  if (mr_engine_open(&e, o, prompter, &err))
-    fail_msg("open: %s", err.text);
-  int next = 0;
-  do {
-    for (mr_code rc = MR_OK; next < ROWS && !rc;) {
-      mr_request q = request(next, next == 3 ? 2 : 1);
-      rc = mr_engine_admit(e, &q, &err);
-      next += !rc;
-      assert_true(!rc || rc == MR_E_AGAIN);
-    }
-    if (mr_engine_step(e, &err))
-      fail_msg("step: %s", err.text);
-    while ((r = mr_engine_collect(e)))
-      results[r->tag] = r;
-  } while (next < ROWS || mr_engine_active(e));
+static void run_requests(const mr_engine_opts *o, const mr_request *reqs, int n,
+                         mr_result **results, mr_engine_stats *st) {
+  mr_engine *e = open_engine(o, tiny);
+  run_all(e, reqs, n, false, results);
   mr_engine_stats_get(e, st);
   if (!strncmp(o->device, "sim", 3)) {
     clock_s = mr_sim_seconds(e->device.dev);
     busy_s = mr_sim_busy(e->device.dev);
   }
   mr_engine_close(e);
+}
+
+static void run(const mr_engine_opts *o, mr_result **results, mr_engine_stats *st) {
+  mr_request reqs[ROWS];
+  for (int i = 0; i < ROWS; i++)
+    reqs[i] = request(i, i == 3 ? 2 : 1);
+  run_requests(o, reqs, ROWS, results, st);
 }
 
 /* Ids equal; logprobs too, where bits must be. */
@@ -107,13 +78,6 @@ static void same(mr_result **a, mr_result **b, bool bits) {
   }
 }
 
-static void drop(mr_result **r) {
-  for (int i = 0; i < ROWS; i++) {
-    mr_result_free(r[i]);
-    r[i] = NULL;
-  }
-}
-
 static void as_on_the_cpu(void **state) {
   (void)state;
   static const char *const devices[] = {"sim", "sim:wave64", "sim:wmma"};
@@ -127,9 +91,9 @@ static void as_on_the_cpu(void **state) {
     same(cpu, gpu, false);
     /* only the second choice's first token needs a row: its first one asked for another draw */
     assert_true(st.rows_fetched <= 1 && st.logit_rows >= ROWS * NEW);
-    drop(gpu);
+    free_results(gpu, ROWS);
   }
-  drop(cpu);
+  free_results(cpu, ROWS);
 }
 
 /* Tokens that are alike until two ways part, whose logprobs must be within `off`. */
@@ -165,8 +129,8 @@ static void types_near_the_cpu(void **state) {
     o.device = all[i].device;
     run(&o, gpu, &st);
     assert_true(alike(cpu, gpu, all[i].off) > (ROWS + 1) * NEW / 2);
-    drop(gpu);
-    drop(cpu);
+    free_results(gpu, ROWS);
+    free_results(cpu, ROWS);
   }
 }
 
@@ -194,8 +158,8 @@ static void weights_of_few_bits(void **state) {
     o.max_step_tokens = 480;
     run(&o, wide, &st);
     same(narrow, wide, true);
-    drop(narrow);
-    drop(wide);
+    free_results(narrow, ROWS);
+    free_results(wide, ROWS);
   }
 }
 
@@ -217,14 +181,14 @@ static void bits_do_not_depend_on_memory(void **state) {
     run(&o, res, &st);
     same(base, res, true);
     assert_true(st.kv_spill_bytes > 0 && st.kv_fetch_bytes > 0 && st.kv_failures == 0);
-    drop(res);
+    free_results(res, ROWS);
     o.kv_policy = MR_KV_RECOMPUTE;
     o.max_step_tokens = 37;
     run(&o, res, &st);
     same(base, res, true);
     assert_true(st.recomputed_tokens > 0);
-    drop(res);
-    drop(base);
+    free_results(res, ROWS);
+    free_results(base, ROWS);
   }
 }
 
@@ -232,33 +196,20 @@ enum { CROWD = 10, LONG = 80 };
 
 /* Many long rows at once; tokens of all in ids [CROWD, LONG]. */
 static void run_crowd(const mr_engine_opts *o, int32_t *ids, mr_engine_stats *st) {
-  mr_err err = MR_ERR_INIT;
-  mr_engine *e;
-  mr_result *r;
-  if (mr_engine_open(&e, o, prompter, &err))
-    fail_msg("open: %s", err.text);
-  int next = 0, done = 0;
-  while (done < CROWD) {
-    for (mr_code rc = MR_OK; next < CROWD && !rc; next += !rc) {
-      mr_request q = request(next % ROWS, 1);
-      q.tag = (uint64_t)next;
-      q.n_prompt = 20 + next;
-      q.sampling.max_tokens = LONG;
-      rc = mr_engine_admit(e, &q, &err);
-      assert_true(!rc || rc == MR_E_AGAIN);
-    }
-    if (mr_engine_step(e, &err))
-      fail_msg("step: %s", err.text);
-    for (; (r = mr_engine_collect(e)); done++) {
-      assert_int_equal(r->choices[0].n_ids, LONG);
-      memcpy(ids + r->tag * LONG, r->choices[0].ids, LONG * sizeof *ids);
-      mr_result_free(r);
-    }
+  mr_request reqs[CROWD];
+  mr_result *r[CROWD] = {0};
+  for (int i = 0; i < CROWD; i++) {
+    reqs[i] = request(i % ROWS, 1);
+    reqs[i].tag = (uint64_t)i;
+    reqs[i].n_prompt = 20 + i;
+    reqs[i].sampling.max_tokens = LONG;
   }
-  mr_engine_stats_get(e, st);
-  clock_s = mr_sim_seconds(e->device.dev);
-  busy_s = mr_sim_busy(e->device.dev);
-  mr_engine_close(e);
+  run_requests(o, reqs, CROWD, r, st);
+  for (int i = 0; i < CROWD; i++) {
+    assert_int_equal(r[i]->choices[0].n_ids, LONG);
+    memcpy(ids + i * LONG, r[i]->choices[0].ids, LONG * sizeof *ids);
+  }
+  free_results(r, CROWD);
 }
 
 /* Pages go to the disk and come back beside the steps, on engines of their own. */
@@ -311,15 +262,11 @@ static void memory_is_planned(void **state) {
   if (mr_engine_estimate(&o, &small, &err))
     fail_msg("%s", err.text);
   assert_string_equal(small.scheme, "int8");
-  mr_engine *e;
+  mr_engine *e = open_engine(&o, tiny);
   mr_request q = request(0, 1);
-  q.n_prompt = 10;
-  assert_int_equal(mr_engine_open(&e, &o, prompter, &err), MR_OK);
-  if (mr_engine_admit(e, &q, &err))
-    fail_msg("%s", err.text);
   mr_result *r = NULL;
-  while (!(r = mr_engine_collect(e)))
-    assert_int_equal(mr_engine_step(e, &err), MR_OK);
+  q.n_prompt = 10;
+  run_all(e, &q, 1, false, &r);
   assert_int_equal(r->choices[0].n_ids, NEW);
   mr_result_free(r);
   mr_engine_close(e);
@@ -370,8 +317,8 @@ int main(void) {
       cmocka_unit_test(memory_is_planned),
       cmocka_unit_test(refusals),
   };
-  int failed = cmocka_run_group_tests(tests, setup, teardown);
+  int failed = cmocka_run_group_tests(tests, setup, tiny_end);
   tiny_mixed = true; /* a window in one of two layers */
   tiny_window = 40;
-  return failed + cmocka_run_group_tests_name("windows", tests, setup, teardown);
+  return failed + cmocka_run_group_tests_name("windows", tests, setup, tiny_end);
 }

@@ -3,45 +3,19 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <unistd.h>
 #include <cmocka.h>
 
-#include "io/mem.h"
-#include "src/engine.h"
-#include "tests/unit/tiny_gguf.h"
+#include "tests/unit/engine_rig.h"
 
 #define ROWS 4
 
-static char path[64];
-static mr_prompter *tiny;
-
 static int setup(void **state) {
-  (void)state;
-  mr_err e = MR_ERR_INIT;
-  snprintf(path, sizeof path, "/tmp/mr_test_hold_%d.gguf", (int)getpid());
-  return tiny_gguf_write(path, -1) && !mr_prompter_open(&tiny, path, &e) ? 0 : -1;
+  return tiny_begin(state, -1);
 }
 
-static int teardown(void **state) {
-  (void)state;
-  mr_prompter_close(tiny);
-  unlink(path);
-  return (int)mr_mem_live();
-}
-
-static mr_engine *open_engine(void) {
-  const mr_engine_opts o = {.model_path = path,
-                            .device = "cpu",
-                            .compute = MR_COMPUTE_EXACT,
-                            .threads = 1,
-                            .kv_memory = 2 << 20,
-                            .kv_type = -1};
-  mr_engine *e = NULL;
-  mr_err err = MR_ERR_INIT;
-  if (mr_engine_open(&e, &o, tiny, &err))
-    fail_msg("open: %s", err.text);
-  return e;
+static mr_engine *open_tiny(void) {
+  mr_engine_opts o = tiny_options("cpu", 0, 2 << 20);
+  return open_engine(&o, tiny);
 }
 
 /* Row i may choose lengths[i] tokens. */
@@ -49,15 +23,11 @@ static const int lengths[ROWS] = {6, 12, 12, 4};
 
 static mr_request request(int i) {
   static const int32_t prompt[] = {40, 41, 42, 43, 44};
-  mr_request r = {.tag = (uint64_t)i,
-                  .task = MR_TASK_GENERATE,
-                  .prompt = prompt,
-                  .n_prompt = 5,
-                  .sampling = mr_sampling_default};
+  mr_request r = generate(prompt, 5, lengths[i]);
+  r.tag = (uint64_t)i;
   r.sampling.temperature = 1;
   r.sampling.seed = 77 + i;
   r.sampling.ignore_eos = true;
-  r.sampling.max_tokens = lengths[i];
   return r;
 }
 
@@ -67,15 +37,6 @@ static void admit_all(mr_engine *e) {
     mr_request r = request(i);
     assert_int_equal(mr_engine_admit(e, &r, &err), MR_OK);
   }
-}
-
-static void step(mr_engine *e, mr_result **results) {
-  mr_err err = MR_ERR_INIT;
-  mr_result *r;
-  if (mr_engine_step(e, &err))
-    fail_msg("step: %s", err.text);
-  while ((r = mr_engine_collect(e)))
-    results[r->tag] = r;
 }
 
 static void expect_left(const mr_engine *e, uint64_t in, uint64_t tokens, uint64_t longest,
@@ -91,7 +52,7 @@ static void expect_left(const mr_engine *e, uint64_t in, uint64_t tokens, uint64
 static void the_longest_stand_back(void **state) {
   (void)state;
   mr_result *base[ROWS] = {NULL}, *held[ROWS] = {NULL};
-  mr_engine *e = open_engine();
+  mr_engine *e = open_tiny();
   expect_left(e, 0, 0, 0, 0);
   admit_all(e);
   while (mr_engine_active(e))
@@ -137,12 +98,12 @@ static void low_memory(void **state) {
   mr_engine_stats st;
   mr_err err = MR_ERR_INIT;
   mr_result *base[ROWS] = {NULL}, *low[ROWS] = {NULL};
-  mr_engine *e = open_engine();
+  mr_engine *e = open_tiny();
   admit_all(e);
   while (mr_engine_active(e))
     step(e, base);
   mr_engine_close(e);
-  e = open_engine();
+  e = open_tiny();
   mr_engine_memory_low(e, true);
   mr_request r = request(1); /* nobody has had a page yet */
   assert_int_equal(mr_engine_admit(e, &r, &err), MR_OK);
@@ -178,5 +139,5 @@ static void low_memory(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(the_longest_stand_back),
                                      cmocka_unit_test(low_memory)};
-  return cmocka_run_group_tests(tests, setup, teardown);
+  return cmocka_run_group_tests(tests, setup, tiny_end);
 }

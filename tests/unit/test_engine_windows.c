@@ -8,69 +8,32 @@
 #include <string.h>
 #include <cmocka.h>
 
-#include "io/mem.h"
-#include "io/sys.h"
-#include "src/engine.h"
 #define TINY_GGUF_LAYERS 3
 #define TINY_GGUF_CONTEXT 1024
-#include "tests/unit/temp.h"
-#include "tests/unit/tiny_gguf.h"
+
+#include "io/sys.h"
+#include "tests/unit/engine_rig.h"
 
 /* A page holds a layer of a block: three pages a block. At most SEEN blocks of a sequence are read
  * by windows in steps of STEP tokens. */
 enum { WINDOW = 40, STEP = 64, SEEN = 5, PAGE = 2 * TINY_KV_HEADS * TINY_HEAD * 32 * 4, ROWS = 20 };
 
-static char model[300], cache[300];
-static mr_prompter *tiny;
 static int32_t ids[ROWS][TINY_CONTEXT];
 static mr_request reqs[ROWS];
 static mr_result *base[ROWS];
 
 static mr_engine_opts options(int pages) {
-  return (mr_engine_opts){.model_path = model,
-                          .device = "cpu",
-                          .compute = MR_COMPUTE_EXACT,
-                          .threads = 1,
-                          .max_step_tokens = STEP,
-                          .kv_memory = (uint64_t)pages * PAGE,
-                          .spill_dir = temp_dir,
-                          .kv_policy = MR_KV_FEWER,
-                          .kv_type = -1};
-}
-
-static mr_engine *open_engine(const mr_engine_opts *o) {
-  mr_engine *e = NULL;
-  mr_err err = MR_ERR_INIT;
-  if (mr_engine_open(&e, o, tiny, &err))
-    fail_msg("open: %s", err.text);
-  return e;
-}
-
-static void run_on(mr_engine *e, const mr_request *r, int n, bool backwards, mr_result **out) {
-  mr_err err = MR_ERR_INIT;
-  mr_result *done;
-  int next = 0;
-  do {
-    mr_code rc = MR_OK;
-    while (next < n && !(rc = mr_engine_admit(e, &r[backwards ? n - 1 - next : next], &err)))
-      next++;
-    if (rc && rc != MR_E_AGAIN)
-      fail_msg("admit: %s", err.text);
-    if (mr_engine_step(e, &err))
-      fail_msg("step: %s", err.text);
-    while ((done = mr_engine_collect(e)))
-      out[done->tag] = done;
-  } while (next < n || mr_engine_active(e));
-  mr_engine_stats st;
-  mr_engine_stats_get(e, &st);
-  assert_int_equal(st.kv_pages_used, 0);
+  mr_engine_opts o = tiny_options("cpu", STEP, (uint64_t)pages * PAGE);
+  o.spill_dir = temp_dir;
+  o.kv_policy = MR_KV_FEWER;
+  return o;
 }
 
 static mr_engine_stats run(const mr_engine_opts *o, const mr_request *r, int n, bool backwards,
                            mr_result **out) {
   mr_engine_stats st;
-  mr_engine *e = open_engine(o);
-  run_on(e, r, n, backwards, out);
+  mr_engine *e = open_engine(o, tiny);
+  run_all(e, r, n, backwards, out);
   mr_engine_keep_prefixes(e, 60);
   mr_engine_stats_get(e, &st);
   mr_engine_close(e);
@@ -79,24 +42,13 @@ static mr_engine_stats run(const mr_engine_opts *o, const mr_request *r, int n, 
 
 static void same(const mr_result *a, const mr_result *b) {
   assert_int_equal(a->err.code, MR_OK);
-  assert_int_equal(b->err.code, MR_OK);
-  assert_int_equal(a->n_choices, b->n_choices);
-  for (int i = 0; i < a->n_choices; i++) {
-    const mr_choice *x = &a->choices[i], *y = &b->choices[i];
-    assert_int_equal(x->n_ids, y->n_ids);
-    assert_memory_equal(x->ids, y->ids, (size_t)x->n_ids * sizeof *x->ids);
-    assert_true(x->sum_logprob == y->sum_logprob && x->greedy == y->greedy);
-    for (int t = 0; x->logprobs && t < x->n_ids; t++)
-      assert_memory_equal(&x->logprobs[t], &y->logprobs[t], sizeof *x->logprobs);
-  }
+  same_result(a, b);
 }
 
 static void same_as_base(mr_result **r) {
-  for (int i = 0; i < ROWS; i++) {
+  for (int i = 0; i < ROWS; i++)
     same(base[i], r[i]);
-    mr_result_free(r[i]);
-    r[i] = NULL;
-  }
+  free_results(r, ROWS);
 }
 
 static void fill(int32_t *to, int from, int end, int salt) {
@@ -104,11 +56,8 @@ static void fill(int32_t *to, int from, int end, int salt) {
     to[t] = (int32_t)((uint32_t)(t * 31 + t * t / 7 + salt * 57) % 250);
 }
 
-static mr_request generate(const int32_t *prompt, int n, int max_tokens) {
-  mr_request r = {.task = MR_TASK_GENERATE, .prompt = prompt, .n_prompt = n};
-  r.sampling = mr_sampling_default;
-  r.sampling.temperature = 0;
-  r.sampling.max_tokens = max_tokens;
+static mr_request ask(const int32_t *prompt, int n, int max_tokens) {
+  mr_request r = generate(prompt, n, max_tokens);
   r.sampling.ignore_eos = true;
   r.sampling.logprobs = 1;
   return r;
@@ -123,7 +72,7 @@ static void make_rows(void) {
     int head = heads[i % 3], n = head + tails[i % 7];
     fill(ids[i], 0, head, i % 3);
     fill(ids[i], head, n, i < 14 ? 3 + i : 3 + i - 12); /* some go on alike past the head */
-    reqs[i] = generate(ids[i], n, 5 + 4 * i);
+    reqs[i] = ask(ids[i], n, 5 + 4 * i);
     reqs[i].tag = (uint64_t)i;
     reqs[i].row_key = 3000 + (uint64_t)i;
     reqs[i].sampling.temperature = i % 2 ? 0.8f : 0;
@@ -138,14 +87,9 @@ static void make_rows(void) {
 }
 
 static int setup(void **state) {
-  mr_err err = MR_ERR_INIT;
-  if (temp_begin(state))
-    return -1;
-  snprintf(model, sizeof model, "%s/tiny.gguf", temp_dir);
-  snprintf(cache, sizeof cache, "%s/cache", temp_dir);
   tiny_mixed = true;
   tiny_window = WINDOW;
-  if (!tiny_gguf_write(model, -1) || mr_prompter_open(&tiny, model, &err))
+  if (tiny_begin(state, -1))
     return -1;
   make_rows();
   mr_engine_opts o = options(2000);
@@ -155,10 +99,8 @@ static int setup(void **state) {
 }
 
 static int teardown(void **state) {
-  for (int i = 0; i < ROWS; i++)
-    mr_result_free(base[i]);
-  mr_prompter_close(tiny);
-  return temp_end(state) + (int)mr_mem_live();
+  free_results(base, ROWS);
+  return tiny_end(state);
 }
 
 /* ---------------------------------------------------------------- memory */
@@ -171,7 +113,7 @@ static void a_long_row_takes_less(void **state) {
   static int32_t prompts[2][640];
   for (int i = 0; i < 2; i++) {
     fill(prompts[i], 0, 640, 20 + i);
-    q[i] = generate(prompts[i], 640, 33);
+    q[i] = ask(prompts[i], 640, 33);
     q[i].tag = (uint64_t)i;
   }
   for (int off = 0; off < 2; off++) {
@@ -185,8 +127,7 @@ static void a_long_row_takes_less(void **state) {
     assert_int_equal(st.max_batch_seen, 2);
     assert_int_equal(st.preemptions, 0);
     same(one, r[0]);
-    for (int i = 0; i < 2; i++)
-      mr_result_free(r[i]);
+    free_results(r, 2);
     o = options(35); /* the least for one */
     o.no_prefix_sharing = off;
     run(&o, q, 1, false, r);
@@ -196,7 +137,7 @@ static void a_long_row_takes_less(void **state) {
   }
   mr_err err = MR_ERR_INIT;
   mr_engine_opts o = options(34);
-  mr_engine *e = open_engine(&o);
+  mr_engine *e = open_engine(&o, tiny);
   assert_int_equal(mr_engine_admit(e, &q[0], &err), MR_E_DATA);
   mr_engine_close(e);
 }
@@ -213,14 +154,14 @@ static uint64_t branch_after_pressure(bool known) {
   fill(prompts[2], 400, 640, 33);
   mr_engine_opts o = options(70);
   mr_engine_stats st;
-  mr_engine *e = open_engine(&o);
+  mr_engine *e = open_engine(&o, tiny);
   for (int i = 0; i < 3; i++) {
-    q[i] = generate(prompts[i], i ? 640 : 600, 20);
+    q[i] = ask(prompts[i], i ? 640 : 600, 20);
     if (i == 1 && known)
       q[2].expected = mr_engine_expect(e, 0, prompts[2], 640);
     uint64_t expected = i == 2 && known ? 1 : 0;
     q[i].expected = expected;
-    run_on(e, &q[i], 1, false, &r[i]);
+    run_all(e, &q[i], 1, false, &r[i]);
   }
   mr_engine_stats_get(e, &st);
   mr_engine_close(e);
@@ -228,8 +169,7 @@ static uint64_t branch_after_pressure(bool known) {
   run(&o, &q[2], 1, false, &alone);
   same(alone, r[2]);
   mr_result_free(alone);
-  for (int i = 0; i < 3; i++)
-    mr_result_free(r[i]);
+  free_results(r, 3);
   return st.prompt_tokens_shared;
 }
 
@@ -285,13 +225,11 @@ static void other_types(void **state) {
       o.no_prefix_sharing = way == 2 || way == 3;
       mr_engine_stats st = run(&o, reqs, ROWS, way == 5, r);
       assert_true(st.preemptions > 0);
-      for (int k = 0; k < ROWS; k++) {
+      for (int k = 0; k < ROWS; k++)
         same(ample[k], r[k]);
-        mr_result_free(r[k]);
-      }
+      free_results(r, ROWS);
     }
-    for (int k = 0; k < ROWS; k++)
-      mr_result_free(ample[k]);
+    free_results(ample, ROWS);
   }
 }
 
@@ -347,7 +285,7 @@ static void prefixes_on_disk(void **state) {
   (void)state;
   mr_result *r[ROWS] = {0};
   mr_engine_opts o = options(66);
-  o.prefix_cache = cache;
+  o.prefix_cache = temp_path("cache");
   o.prefix_cache_bytes = 1 << 30;
   o.model_digest = "m";
   mr_engine_stats st = run(&o, reqs, ROWS, false, r);

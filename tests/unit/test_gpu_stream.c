@@ -4,36 +4,22 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
 #define TINY_GGUF_LAYERS 8
 
-#include "io/mem.h"
 #include "src/engine_int.h"
-#include "tests/unit/tiny_gguf.h"
+#include "tests/unit/engine_rig.h"
 
 enum { ROWS = 3, PROMPT = 20, NEW = 12 };
 
-static char path[64];
-static mr_prompter *prompter;
 static int32_t prompt[PROMPT];
 
 static int setup(void **state) {
-  (void)state;
-  mr_err e = MR_ERR_INIT;
-  snprintf(path, sizeof path, "/tmp/mr_test_gpu_stream_%d.gguf", (int)getpid());
   for (int t = 0; t < PROMPT; t++)
     prompt[t] = t * 37 % 256;
-  return tiny_gguf_write(path, -1) && !mr_prompter_open(&prompter, path, &e) ? 0 : -1;
-}
-
-static int teardown(void **state) {
-  (void)state;
-  mr_prompter_close(prompter);
-  unlink(path);
-  return (int)mr_mem_live();
+  return tiny_begin(state, -1);
 }
 
 typedef struct ran {
@@ -44,38 +30,23 @@ typedef struct ran {
   double clock_s, busy_s;
 } ran;
 
-static bool admit(mr_engine *e, int i) {
-  mr_err err = MR_ERR_INIT;
-  mr_request q = {.tag = (uint64_t)i, .prompt = prompt + i, .n_prompt = PROMPT - 5 * i};
-  q.sampling = mr_sampling_default;
-  q.sampling.temperature = 0;
-  q.sampling.max_tokens = NEW;
-  q.sampling.ignore_eos = true;
-  q.sampling.logprobs = 0;
-  mr_code rc = mr_engine_admit(e, &q, &err);
-  assert_true(!rc || rc == MR_E_AGAIN);
-  return !rc;
-}
-
 static void run(const mr_engine_opts *o, ran *out) {
-  mr_err err = MR_ERR_INIT;
-  mr_engine *e;
-  mr_result *r;
-  if (mr_engine_open(&e, o, prompter, &err))
-    fail_msg("open: %s", err.text);
-  for (int done = 0, next = 0; done < ROWS;) {
-    while (next < ROWS && admit(e, next))
-      next++;
-    if (mr_engine_step(e, &err))
-      fail_msg("step: %s", err.text);
-    for (; (r = mr_engine_collect(e)); done++) {
-      for (int t = 0; t < NEW; t++) {
-        out->ids[r->tag * NEW + (size_t)t] = r->choices[0].ids[t];
-        out->logprobs[r->tag * NEW + (size_t)t] = r->choices[0].logprobs[t].logprob;
-      }
-      mr_result_free(r);
-    }
+  mr_request reqs[ROWS];
+  mr_result *r[ROWS] = {0};
+  for (int i = 0; i < ROWS; i++) {
+    reqs[i] = generate(prompt + i, PROMPT - 5 * i, NEW);
+    reqs[i].tag = (uint64_t)i;
+    reqs[i].sampling.ignore_eos = true;
+    reqs[i].sampling.logprobs = 0;
   }
+  mr_engine *e = open_engine(o, tiny);
+  run_all(e, reqs, ROWS, false, r);
+  for (int i = 0; i < ROWS; i++)
+    for (int t = 0; t < NEW; t++) {
+      out->ids[i * NEW + t] = r[i]->choices[0].ids[t];
+      out->logprobs[i * NEW + t] = r[i]->choices[0].logprobs[t].logprob;
+    }
+  free_results(r, ROWS);
   out->streamed = e->device.streamed;
   out->weights = e->info.packed_bytes;
   out->clock_s = mr_sim_seconds(e->device.dev);
@@ -84,13 +55,11 @@ static void run(const mr_engine_opts *o, ran *out) {
 }
 
 static mr_engine_opts options(const char *device, int weights) {
-  return (mr_engine_opts){.model_path = path,
-                          .device = device,
-                          .device_weights = weights,
-                          .threads = 1,
-                          .max_step_tokens = 16,
-                          .max_batch = ROWS,
-                          .kv_type = -1};
+  mr_engine_opts o = tiny_options(device, 16, 0);
+  o.compute = MR_COMPUTE_FAST;
+  o.device_weights = weights;
+  o.max_batch = ROWS;
+  return o;
 }
 
 /* As many layers as memory asks for, even and odd. */
@@ -143,5 +112,5 @@ int main(void) {
       cmocka_unit_test(same_bits_in_little_memory),
       cmocka_unit_test(copies_run_beside_layers),
   };
-  return cmocka_run_group_tests(tests, setup, teardown);
+  return cmocka_run_group_tests(tests, setup, tiny_end);
 }

@@ -9,16 +9,12 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#include "io/mem.h"
 #include "io/sys.h"
-#include "src/engine.h"
-#include "temp.h"
-#include "tests/unit/tiny_gguf.h"
+#include "tests/unit/engine_rig.h"
 
 enum { ROWS = 12, LENGTH = 150 };
 
-static char model[300], prefix[300];
-static mr_prompter *tiny;
+static char prefix[300];
 static int32_t ids[ROWS][LENGTH];
 static mr_request reqs[ROWS];
 static mr_result *base[ROWS];
@@ -43,23 +39,8 @@ static void make_rows(void) {
   }
 }
 
-static mr_engine_opts options(mr_saved *saved) {
-  return (mr_engine_opts){.model_path = model,
-                          .device = "cpu",
-                          .compute = MR_COMPUTE_EXACT,
-                          .threads = 1,
-                          .max_step_tokens = 100,
-                          .kv_memory = 4 << 20,
-                          .kv_type = -1,
-                          .saved = saved};
-}
-
-static mr_engine *open_engine(const mr_engine_opts *o) {
-  mr_engine *e = NULL;
-  mr_err err = MR_ERR_INIT;
-  if (mr_engine_open(&e, o, tiny, &err))
-    fail_msg("open: %s", err.text);
-  return e;
+static mr_engine_opts options(void) {
+  return tiny_options("cpu", 100, 4 << 20);
 }
 
 static void admit_all(mr_engine *e, mr_result *const *done) {
@@ -71,44 +52,17 @@ static void admit_all(mr_engine *e, mr_result *const *done) {
 
 /* Up to `steps` of them. */
 static void go(mr_engine *e, int steps, mr_result **done) {
-  mr_err err = MR_ERR_INIT;
-  mr_result *r;
-  while (mr_engine_active(e) && steps-- > 0) {
-    if (mr_engine_step(e, &err))
-      fail_msg("step: %s", err.text);
-    while ((r = mr_engine_collect(e)))
-      done[r->tag] = r;
-  }
-}
-
-static void same(const mr_result *a, const mr_result *b) {
-  assert_int_equal(a->n_choices, b->n_choices);
-  for (int i = 0; i < a->n_choices; i++) {
-    const mr_choice *x = &a->choices[i], *y = &b->choices[i];
-    assert_int_equal(x->n_ids, y->n_ids);
-    assert_memory_equal(x->ids, y->ids, (size_t)x->n_ids * sizeof *x->ids);
-    assert_int_equal(x->n_sampled, y->n_sampled);
-    assert_int_equal(x->finish, y->finish);
-    assert_int_equal(x->stop_id, y->stop_id);
-    assert_string_equal(x->text, y->text);
-    for (int t = 0; x->logprobs && t < x->n_ids; t++) {
-      assert_memory_equal(&x->logprobs[t].logprob, &y->logprobs[t].logprob, sizeof(float));
-      assert_int_equal(x->offsets[t], y->offsets[t]);
-    }
-  }
+  while (mr_engine_active(e) && steps-- > 0)
+    step(e, done);
 }
 
 static int setup(void **state) {
-  mr_err err = MR_ERR_INIT;
-  if (temp_begin(state))
+  if (tiny_begin(state, -1))
     return -1;
-  snprintf(model, sizeof model, "%s/tiny.gguf", temp_dir);
   snprintf(prefix, sizeof prefix, "%s/kv", temp_dir);
-  if (!tiny_gguf_write(model, -1) || mr_prompter_open(&tiny, model, &err))
-    return -1;
   make_rows();
-  mr_engine_opts o = options(NULL);
-  mr_engine *e = open_engine(&o);
+  mr_engine_opts o = options();
+  mr_engine *e = open_engine(&o, tiny);
   admit_all(e, base);
   go(e, 10000, base);
   mr_engine_close(e);
@@ -116,12 +70,8 @@ static int setup(void **state) {
 }
 
 static int teardown(void **state) {
-  for (int i = 0; i < ROWS; i++) {
-    mr_result_free(base[i]);
-    base[i] = NULL;
-  }
-  mr_prompter_close(tiny);
-  return temp_end(state) + (int)mr_mem_live();
+  free_results(base, ROWS);
+  return tiny_end(state);
 }
 
 /* A run of `steps` steps, and what it saves. */
@@ -129,7 +79,7 @@ static mr_engine_stats part(const mr_engine_opts *o, int steps, uint64_t max_byt
                             mr_result **done) {
   mr_err err = MR_ERR_INIT;
   mr_engine_stats st;
-  mr_engine *e = open_engine(o);
+  mr_engine *e = open_engine(o, tiny);
   admit_all(e, done);
   go(e, steps, done);
   if (mr_engine_active(e) && mr_engine_save(e, prefix, max_bytes, 60, &err))
@@ -142,9 +92,9 @@ static mr_engine_stats part(const mr_engine_opts *o, int steps, uint64_t max_byt
 static void check_and_free(mr_result **done) {
   for (int i = 0; i < ROWS; i++) {
     assert_non_null(done[i]);
-    same(base[i], done[i]);
-    mr_result_free(done[i]);
+    same_result(base[i], done[i]);
   }
+  free_results(done, ROWS);
 }
 
 static void damage_pages(int how) {
@@ -198,7 +148,7 @@ static void in_parts(int steps, uint64_t max_bytes, const mr_engine_opts *like, 
 
 static void stopped_and_gone_on(void **state) {
   (void)state;
-  mr_engine_opts o = options(NULL);
+  mr_engine_opts o = options();
   in_parts(1, 16 << 20, &o, 0);
   in_parts(9, 16 << 20, &o, 0);
   in_parts(20, 16 << 20, &o, 0);
@@ -206,14 +156,14 @@ static void stopped_and_gone_on(void **state) {
 
 static void without_room_for_pages(void **state) {
   (void)state;
-  mr_engine_opts o = options(NULL);
+  mr_engine_opts o = options();
   in_parts(7, 0, &o, 0);
   in_parts(12, 10 << 14, &o, 0); /* ten pages */
 }
 
 static void damaged_pages(void **state) {
   (void)state;
-  mr_engine_opts o = options(NULL);
+  mr_engine_opts o = options();
   in_parts(11, 16 << 20, &o, 1);
   in_parts(11, 16 << 20, &o, 2);
 }
@@ -221,7 +171,7 @@ static void damaged_pages(void **state) {
 /* Rows that were parked, on disk or not, are saved too. */
 static void with_parked_rows(void **state) {
   (void)state;
-  mr_engine_opts o = options(NULL);
+  mr_engine_opts o = options();
   o.kv_memory = 16 << 14;
   o.spill_dir = temp_dir;
   o.kv_disk = 8 << 20;
@@ -239,13 +189,12 @@ static void damaged_rows(void **state) {
   (void)state;
   mr_err err = MR_ERR_INIT;
   mr_result *done[ROWS] = {0};
-  mr_engine_opts o = options(NULL);
+  mr_engine_opts o = options();
   char path[320];
   static uint8_t bytes[1 << 20];
   mr_saved *s = NULL;
   part(&o, 6, 16 << 20, done);
-  for (int i = 0; i < ROWS; i++)
-    mr_result_free(done[i]);
+  free_results(done, ROWS);
   snprintf(path, sizeof path, "%s.rows", prefix);
   int fd = open(path, O_RDWR);
   ssize_t n = read(fd, bytes, sizeof bytes);
@@ -274,7 +223,7 @@ static void out_of_memory(void **state) {
   (void)state;
   mr_err err = MR_ERR_INIT;
   mr_result *done[ROWS] = {0};
-  mr_engine_opts o = options(NULL);
+  mr_engine_opts o = options();
   part(&o, 6, 16 << 20, done);
   mr_saved *s = NULL;
   int64_t n = 0;
@@ -286,10 +235,8 @@ static void out_of_memory(void **state) {
     assert_true((rc == MR_OK) == (s != NULL));
   }
   o.saved = s;
-  for (int i = 0; i < ROWS; i++)
-    mr_result_free(done[i]);
-  memset(done, 0, sizeof done);
-  mr_engine *e = open_engine(&o);
+  free_results(done, ROWS);
+  mr_engine *e = open_engine(&o, tiny);
   admit_all(e, done);
   go(e, 1, done);
   for (mr_code rc = MR_E_NOMEM; rc; n++) {
@@ -302,8 +249,7 @@ static void out_of_memory(void **state) {
   }
   mr_engine_close(e);
   mr_saved_close(s);
-  for (int i = 0; i < ROWS; i++)
-    mr_result_free(done[i]);
+  free_results(done, ROWS);
 }
 
 int main(void) {
