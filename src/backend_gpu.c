@@ -17,10 +17,6 @@ static mr_gpu *gpu(mr_backend *b) {
   return (mr_gpu *)b;
 }
 
-static int up(int n, int by) {
-  return (n + by - 1) / by;
-}
-
 /* ------------------------------------------------------------------ buffers */
 
 /* A library writes whole tiles of rows. */
@@ -28,15 +24,11 @@ static int room_of(const mr_device *d, int rows) {
   return d->gemm ? mr_gemm_padded(rows) : rows;
 }
 
-static size_t padded(size_t cols) {
-  return (cols + 15) & ~(size_t)15;
-}
-
 static mr_buf *buf_new(mr_backend *b, int rows, int cols) {
   mr_buf *buf = mr_mem_alloc(1, sizeof *buf);
   if (!buf)
     return NULL;
-  *buf = (mr_buf){.ld = padded((size_t)cols), .rows = rows, .cols = cols};
+  *buf = (mr_buf){.ld = mr_gpu_ld((size_t)cols), .rows = rows, .cols = cols};
   buf->p =
       mr_device_take(gpu(b)->dev, (size_t)room_of(gpu(b)->dev, rows) * buf->ld * sizeof(float));
   if (buf->p)
@@ -79,11 +71,6 @@ void mr_gpu_launch(mr_gpu *g, mr_gpu_kernel k, mr_grid grid, const void *args) {
   if (g->rc || !grid.blocks[0] || !grid.blocks[1] || !grid.blocks[2])
     return;
   g->rc = g->dev->ops->launch(g->dev, g->stream, k, &grid, args);
-}
-
-static mr_grid by_rows(int rows) {
-  return (mr_grid){
-      .blocks = {(uint32_t)rows, 1, 1}, .warps = MR_GPU_WARPS, .shared = MR_GPU_REDUCE_SHARED};
 }
 
 /* ------------------------------------------------------------------ the step */
@@ -250,7 +237,7 @@ static void embed(mr_backend *b, mr_buf *x) {
       .scale = c->embed_scale,
       .cols = c->d_model,
       .k = g->embed->k};
-  mr_gpu_launch(g, MR_GPU_embed, by_rows(g->batch.n_tokens), &a);
+  mr_gpu_launch(g, MR_GPU_embed, mr_gpu_by_rows(g->batch.n_tokens), &a);
   mr_gpu_lora_embed_rows(g, x);
 }
 
@@ -259,7 +246,7 @@ static void norm_pass(mr_backend *b, mr_buf *x, const mr_norm_spec *norm) {
   mr_gpu_rows a = {
       .x = x->p, .ld = x->ld, .norm = mr_gpu_norm_of(g, norm, x->cols), .cols = x->cols};
   if (a.norm.kind != MR_GPU_NORM_NONE)
-    mr_gpu_launch(g, MR_GPU_norm, by_rows(g->batch.n_tokens), &a);
+    mr_gpu_launch(g, MR_GPU_norm, mr_gpu_by_rows(g->batch.n_tokens), &a);
 }
 
 static void add(mr_backend *b, mr_buf *x, const mr_buf *t, const mr_norm_spec *norm, float scale) {
@@ -271,7 +258,7 @@ static void add(mr_backend *b, mr_buf *x, const mr_buf *t, const mr_norm_spec *n
                    .norm = mr_gpu_norm_of(g, norm, x->cols),
                    .scale = scale,
                    .cols = x->cols};
-  mr_gpu_launch(g, MR_GPU_add, by_rows(g->batch.n_tokens), &a);
+  mr_gpu_launch(g, MR_GPU_add, mr_gpu_by_rows(g->batch.n_tokens), &a);
 }
 
 static void finish(mr_backend *b, mr_buf *logits, float scale, float cap) {
@@ -281,8 +268,9 @@ static void finish(mr_backend *b, mr_buf *logits, float scale, float cap) {
     return;
   mr_gpu_finish a = {
       .x = logits->p, .ld = logits->ld, .scale = scale, .cap = cap, .cols = logits->cols};
-  mr_grid grid = {.blocks = {(uint32_t)up(logits->cols, 1024), (uint32_t)g->batch.n_wanted, 1},
-                  .warps = MR_GPU_WARPS};
+  mr_grid grid = {
+      .blocks = {(uint32_t)mr_gpu_up(logits->cols, 1024), (uint32_t)g->batch.n_wanted, 1},
+      .warps = MR_GPU_WARPS};
   mr_gpu_launch(g, MR_GPU_finish, grid, &a);
 }
 
@@ -290,7 +278,7 @@ static void finish(mr_backend *b, mr_buf *logits, float scale, float cap) {
 
 void mr_gpu_pack_rows(mr_gpu *g, mr_gpu_pack *p, int rows) {
   p->k = mr_gpu_padded(p->cols);
-  mr_gpu_launch(g, MR_GPU_pack, by_rows(rows), p);
+  mr_gpu_launch(g, MR_GPU_pack, mr_gpu_by_rows(rows), p);
 }
 
 /* 64 rows a tile where there are as many and shared memory holds them. No bits depend on it. */
@@ -339,9 +327,10 @@ void mr_gpu_multiply(mr_gpu *g, const mr_gpu_matrix *w, const mr_gpu_bf16 *a, si
                       .n = w->of->n,
                       .k = w->k,
                       .accumulate = accumulate};
-  mr_grid grid = {.blocks = {(uint32_t)up(w->of->n, MR_GPU_GEMM_COLS), (uint32_t)up(m, rows), 1},
-                  .warps = MR_GPU_WARPS,
-                  .shared = shared};
+  mr_grid grid = {
+      .blocks = {(uint32_t)mr_gpu_up(w->of->n, MR_GPU_GEMM_COLS), (uint32_t)mr_gpu_up(m, rows), 1},
+      .warps = MR_GPU_WARPS,
+      .shared = shared};
   g->base.stats.flops += 2.0 * m * w->of->n * w->of->k;
   g->base.stats.bytes += mr_gpu_held_bytes(w);
   mr_gpu_launch(g, kernel, grid, &args);
@@ -402,20 +391,10 @@ static void linear(mr_backend *b, const mr_linear *op) {
 
 /* ------------------------------------------------------------------ open and close */
 
-static int widest(const mr_model *m) {
-  int k = m->head.k;
-  for (int i = 0; i < m->c.n_layers; i++)
-    for (int j = 0; j < mr_layer_matrices(m, &m->layers[i]); j++) {
-      const mr_matrix *w = mr_layer_matrix(&m->layers[i], j);
-      k = w->n && w->k > k ? w->k : k;
-    }
-  return mr_gpu_padded(k);
-}
-
 /* Tables of a step: rows, tiles, and the pages of its sequences. */
 static size_t side_bytes(const mr_model *m, int max_tokens) {
   const mr_config *c = &m->c;
-  size_t t = (size_t)max_tokens, group = (size_t)(c->n_heads / c->n_kv_heads);
+  size_t t = (size_t)max_tokens, group = (size_t)mr_gpu_queries(c);
   size_t groups = (size_t)mr_kv_groups_of(c, MR_KV_F32).n;
   size_t rows = t * ((4 + groups) * sizeof(int32_t) + sizeof(mr_gpu_ask) +
                      2 * (size_t)c->rope_dims * sizeof(float) + 8);
@@ -428,8 +407,8 @@ static size_t side_bytes(const mr_model *m, int max_tokens) {
 size_t mr_gpu_step_bytes(const mr_model *m, const mr_device *dev, int max_tokens, int max_logits,
                          size_t columns) {
   size_t t = (size_t)room_of(dev, max_tokens);
-  size_t logits = (size_t)room_of(dev, max_logits) * padded((size_t)m->c.n_vocab);
-  return 2 * 2 * t * (size_t)widest(m) + side_bytes(m, max_tokens) + t * columns * sizeof(float) +
+  size_t logits = (size_t)room_of(dev, max_logits) * mr_gpu_ld((size_t)m->c.n_vocab);
+  return 2 * 2 * t * mr_gpu_widest(m) + side_bytes(m, max_tokens) + t * columns * sizeof(float) +
          logits * sizeof(float) + (size_t)max_logits * sizeof(mr_gpu_best) +
          mr_gpu_attend_bytes(m, dev, max_tokens) + mr_gpu_moe_bytes(m, max_tokens) +
          mr_gpu_lora_step_bytes(m, max_tokens) + 32 * 256;
@@ -472,8 +451,8 @@ static const mr_backend_ops gpu_ops = {.name = "gpu",
                                        .end = end};
 
 static mr_code take_memory(mr_gpu *g, mr_err *err) {
-  size_t logits = (size_t)g->max_logits * padded((size_t)g->m->c.n_vocab) * sizeof(float);
-  g->packed_plane = (size_t)room_of(g->dev, g->max_tokens) * (size_t)widest(g->m);
+  size_t logits = (size_t)g->max_logits * mr_gpu_ld((size_t)g->m->c.n_vocab) * sizeof(float);
+  g->packed_plane = (size_t)room_of(g->dev, g->max_tokens) * mr_gpu_widest(g->m);
   g->packed = mr_device_take(g->dev, 2 * g->packed_plane * sizeof *g->packed);
   mr_code rc =
       g->packed ? mr_gpu_side_open(g, &g->side, side_bytes(g->m, g->max_tokens)) : MR_E_NOMEM;

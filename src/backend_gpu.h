@@ -152,8 +152,34 @@ size_t mr_gpu_step_bytes(const mr_model *m, const mr_device *dev, int max_tokens
 
 /* ------------------------------------------------------------------ between its files */
 
+/* n / by, rounded up. */
+static inline int mr_gpu_up(int n, int by) {
+  return (n + by - 1) / by;
+}
+
+/* Columns of packed rows; the most of any matrix. */
 static inline int mr_gpu_padded(int k) {
-  return (k + MR_GPU_K - 1) / MR_GPU_K * MR_GPU_K;
+  return mr_gpu_up(k, MR_GPU_K) * MR_GPU_K;
+}
+
+static inline size_t mr_gpu_widest(const mr_model *m) {
+  return (size_t)mr_gpu_padded(mr_model_widest(m));
+}
+
+/* Floats from row to row of a buffer. */
+static inline size_t mr_gpu_ld(size_t cols) {
+  return (cols + 15) & ~(size_t)15;
+}
+
+/* Query heads of a key head. */
+static inline int mr_gpu_queries(const mr_config *c) {
+  return c->n_heads / c->n_kv_heads;
+}
+
+/* A block for each row. */
+static inline mr_grid mr_gpu_by_rows(int rows) {
+  return (mr_grid){
+      .blocks = {(uint32_t)rows, 1, 1}, .warps = MR_GPU_WARPS, .shared = MR_GPU_REDUCE_SHARED};
 }
 
 mr_code mr_gpu_load_weights(mr_gpu *g, mr_err *err);

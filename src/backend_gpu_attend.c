@@ -11,21 +11,13 @@ _Static_assert((int)MR_GPU_KV_F16 == (int)MR_KV_F16 && (int)MR_GPU_KV_BF16 == (i
 
 #define PARTS_BYTES ((size_t)64 << 20) /* of splits' sums, at most */
 
-static int up(int n, int by) {
-  return (n + by - 1) / by;
-}
-
-static int group_of(const mr_config *c) {
-  return c->n_heads / c->n_kv_heads;
-}
-
 /* Most tiles of a step, were all of one warp. */
 static size_t most_tiles(const mr_config *c, int max_tokens) {
-  return (size_t)max_tokens * (size_t)group_of(c) / MR_GPU_ROWS + (size_t)max_tokens + 1;
+  return (size_t)max_tokens * (size_t)mr_gpu_queries(c) / MR_GPU_ROWS + (size_t)max_tokens + 1;
 }
 
 static int values_chunks(const mr_config *c) {
-  return up(up(c->head_dim, 16) * 16, MR_GPU_VALUES);
+  return mr_gpu_up(mr_gpu_up(c->head_dim, 16) * 16, MR_GPU_VALUES);
 }
 
 static size_t redo_bytes(const mr_config *c, int max_tokens) {
@@ -74,7 +66,7 @@ mr_code mr_gpu_attend_open(mr_gpu *g, mr_err *err) {
 
 /* 0: one warp a tile, 1: MR_GPU_WARPS. */
 static int kind_of(const mr_gpu *g, const mr_run *run, bool tall) {
-  return tall && run->n * group_of(&g->m->c) > MR_GPU_ROWS;
+  return tall && run->n * mr_gpu_queries(&g->m->c) > MR_GPU_ROWS;
 }
 
 static int tile_rows(int kind) {
@@ -85,7 +77,7 @@ static void fill_tiles(mr_gpu *g, mr_gpu_tile *tiles, int kind, bool tall) {
   for (int i = 0, n = 0; i < g->batch.n_runs; i++) {
     const mr_run *run = &g->batch.runs[i];
     const mr_gpu_run *at = &g->groups.runs[i];
-    int rows = run->n * group_of(&g->m->c);
+    int rows = run->n * mr_gpu_queries(&g->m->c);
     if (kind_of(g, run, tall) == kind)
       for (int first = 0; first < rows; first += tile_rows(kind), n++)
         tiles[n] =
@@ -107,10 +99,10 @@ mr_code mr_gpu_tile_runs(mr_gpu *g) {
   g->splits = g->own_splits = 0;
   for (int i = 0; i < g->batch.n_runs; i++) {
     const mr_run *run = &g->batch.runs[i];
-    int splits = up(run->seq->len + run->n, MR_GPU_SPLIT), kind = kind_of(g, run, tall);
+    int splits = mr_gpu_up(run->seq->len + run->n, MR_GPU_SPLIT), kind = kind_of(g, run, tall);
     int own = splits - g->groups.runs[i].shared;
-    pages += (size_t)up(run->seq->len + run->n, MR_KV_BLOCK);
-    tiles[kind] += (size_t)up(run->n * group_of(&g->m->c), tile_rows(kind));
+    pages += (size_t)mr_gpu_up(run->seq->len + run->n, MR_KV_BLOCK);
+    tiles[kind] += (size_t)mr_gpu_up(run->n * mr_gpu_queries(&g->m->c), tile_rows(kind));
     g->splits = splits > g->splits ? splits : g->splits;
     g->own_splits = own > g->own_splits ? own : g->own_splits;
   }
@@ -122,7 +114,7 @@ mr_code mr_gpu_tile_runs(mr_gpu *g) {
   for (int of = 0; of < groups; of++)
     for (int i = 0; i < g->batch.n_runs; i++) {
       const mr_kv_seq *seq = g->batch.runs[i].seq;
-      for (int p = 0; p < up(seq->len + g->batch.runs[i].n, MR_KV_BLOCK); p++)
+      for (int p = 0; p < mr_gpu_up(seq->len + g->batch.runs[i].n, MR_KV_BLOCK); p++)
         *table++ = seq->pages[(size_t)of * (size_t)seq->cap_blocks + (size_t)p];
     }
   for (int kind = 0; kind < 2; kind++) {
@@ -148,11 +140,7 @@ static void norm_full(mr_gpu *g, mr_buf *x, const float *w) {
                             .w = mr_gpu_vector_of(g, w, (size_t)x->cols),
                             .eps = g->m->c.eps},
                    .cols = x->cols};
-  mr_gpu_launch(g, MR_GPU_norm,
-                (mr_grid){.blocks = {(uint32_t)g->batch.n_tokens, 1, 1},
-                          .warps = MR_GPU_WARPS,
-                          .shared = MR_GPU_REDUCE_SHARED},
-                &a);
+  mr_gpu_launch(g, MR_GPU_norm, mr_gpu_by_rows(g->batch.n_tokens), &a);
 }
 
 static const float *head_norm(mr_gpu *g, const mr_attend *op, const float *w, int heads, int dims) {
@@ -202,7 +190,7 @@ static void ready_heads(mr_gpu *g, const mr_attend *op) {
                     .kv = (int32_t)mr_kv_type_of(g->kv),
                     .rotate = mr_kv_type_of(g->kv) > MR_KV_BF16 ? mr_rotate_block(c->head_dim) : 0};
   mr_grid grid = {.blocks = {(uint32_t)g->batch.n_tokens,
-                             (uint32_t)up(c->n_heads + c->n_kv_heads, MR_GPU_WARPS), 1},
+                             (uint32_t)mr_gpu_up(c->n_heads + c->n_kv_heads, MR_GPU_WARPS), 1},
                   .warps = MR_GPU_WARPS,
                   .shared = (size_t)MR_GPU_WARPS * (size_t)c->head_dim * sizeof(float)};
   mr_gpu_launch(g, MR_GPU_heads, grid, &a);
@@ -227,7 +215,7 @@ static void describe(mr_gpu *g, const mr_attend *op, mr_gpu_attn *a) {
                      .softcap = c->attn_softcap,
                      .phi = 0,
                      .reach = 60, /* e^60 and its inverse are far inside float32 */
-                     .group = group_of(c),
+                     .group = mr_gpu_queries(c),
                      .head_dim = c->head_dim,
                      .kv = (int32_t)mr_kv_type_of(g->kv),
                      .window = op->window,

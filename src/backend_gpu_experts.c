@@ -38,10 +38,6 @@ typedef struct piece {
   size_t bytes;
 } piece;
 
-static size_t padded(size_t cols) {
-  return (cols + 15) & ~(size_t)15;
-}
-
 static size_t most_items(const mr_config *c, size_t tokens) {
   return tokens * (size_t)c->n_experts_used / MR_GPU_ROWS + (size_t)c->n_experts;
 }
@@ -55,13 +51,13 @@ static void set_sizes(const mr_config *c, struct mr_gpu_moe *x, size_t tokens) {
 }
 
 static void list_pieces(const mr_config *c, struct mr_gpu_moe *x, size_t tokens, piece *all) {
-  size_t slots = tokens * (size_t)x->each, inner = slots * padded((size_t)x->width);
+  size_t slots = tokens * (size_t)x->each, inner = slots * mr_gpu_ld((size_t)x->width);
   const piece list[PIECES] = {
       {&x->experts, (size_t)c->n_layers * ROLES * (size_t)x->n * sizeof *x->experts},
       {&x->packed, 2 * x->plane * sizeof *x->packed},
       {&x->inner[0], inner * sizeof(float)},
       {&x->inner[1], inner * sizeof(float)},
-      {&x->y, slots * padded((size_t)c->d_model) * sizeof(float)},
+      {&x->y, slots * mr_gpu_ld((size_t)c->d_model) * sizeof(float)},
       {&x->gate, tokens * sizeof(float)},
       {&x->weight, slots * sizeof(float)},
       {&x->factor, slots * sizeof(float)},
@@ -160,11 +156,7 @@ static void open_gate(mr_gpu *g, const mr_experts *op) {
                   .ld = op->x->ld,
                   .norm = mr_gpu_norm_of(g, &op->norm, op->x->cols),
                   .cols = op->x->cols};
-  mr_gpu_launch(g, MR_GPU_dot,
-                (mr_grid){.blocks = {(uint32_t)g->batch.n_tokens, 1, 1},
-                          .warps = MR_GPU_WARPS,
-                          .shared = MR_GPU_REDUCE_SHARED},
-                &a);
+  mr_gpu_launch(g, MR_GPU_dot, mr_gpu_by_rows(g->batch.n_tokens), &a);
 }
 
 static void route(mr_gpu *g, const mr_experts *op) {
@@ -191,7 +183,7 @@ static void route(mr_gpu *g, const mr_experts *op) {
                     .scale = c->route_scale,
                     .shared_scale = c->shared_scale,
                     .jitter = c->route_jitter};
-  uint32_t blocks = (uint32_t)((a.tokens + MR_GPU_WARPS - 1) / MR_GPU_WARPS);
+  uint32_t blocks = (uint32_t)mr_gpu_up(a.tokens, MR_GPU_WARPS);
   mr_gpu_launch(g, MR_GPU_route,
                 (mr_grid){.blocks = {blocks, 1, 1},
                           .warps = MR_GPU_WARPS,
@@ -260,15 +252,14 @@ static void multiply(mr_gpu *g, int layer, int role, int tile, float *y, int n, 
                       .a = x->packed,
                       .a_plane = plane_of(g),
                       .y = y,
-                      .ld = padded((size_t)(role == DOWN ? n : x->width)),
+                      .ld = mr_gpu_ld((size_t)(role == DOWN ? n : x->width)),
                       .n = n,
                       .k = mr_gpu_padded(k)};
   int items = rows / tile + (x->n < rows ? x->n : rows); /* at most */
   for (int hold = MR_GPU_BF16; hold <= MR_GPU_INT4; hold++) {
-    mr_grid grid = {
-        .blocks = {(uint32_t)((n + MR_GPU_GEMM_COLS - 1) / MR_GPU_GEMM_COLS), (uint32_t)items, 1},
-        .warps = MR_GPU_WARPS,
-        .shared = MR_GPU_GEMM_SHARED(tile, hold)};
+    mr_grid grid = {.blocks = {(uint32_t)mr_gpu_up(n, MR_GPU_GEMM_COLS), (uint32_t)items, 1},
+                    .warps = MR_GPU_WARPS,
+                    .shared = MR_GPU_GEMM_SHARED(tile, hold)};
     if (x->holds[at] >> hold & 1)
       mr_gpu_launch(g, kernels[hold][tile == 64], grid, &a);
   }
@@ -296,7 +287,7 @@ static void pack_input(mr_gpu *g, const mr_experts *op, bool shared) {
 static void pack_inner(mr_gpu *g, bool shared) {
   struct mr_gpu_moe *x = g->moe;
   const mr_config *c = &g->m->c;
-  size_t first = shared ? chosen_rows(g) : 0, ld = padded((size_t)x->width);
+  size_t first = shared ? chosen_rows(g) : 0, ld = mr_gpu_ld((size_t)x->width);
   mr_gpu_pack p = {.x = x->inner[0] + first * ld,
                    .up = x->inner[1] + first * ld,
                    .ld = ld,
@@ -330,7 +321,7 @@ static void adapt(mr_gpu *g, const mr_experts *op, bool down) {
                            .from = x->from,
                            .rows = (int)chosen_rows(g) / x->n,
                            .y = {down ? x->y : x->inner[0], down ? NULL : x->inner[1]},
-                           .ld = padded((size_t)(down ? c->d_model : x->width))};
+                           .ld = mr_gpu_ld((size_t)(down ? c->d_model : x->width))};
   if (mr_gpu_lora_has_experts(g))
     mr_gpu_lora_run_experts(g, &a);
 }
@@ -339,7 +330,7 @@ static void multiply_all(mr_gpu *g, const mr_experts *op, int layer, int tile) {
   struct mr_gpu_moe *x = g->moe;
   const mr_config *c = &g->m->c;
   const mr_expert *last = c->d_shared > 0 ? &op->layer->experts[x->n] : NULL;
-  size_t ld = padded((size_t)x->width);
+  size_t ld = mr_gpu_ld((size_t)x->width);
   int k = mr_gpu_padded(c->d_model), inner = mr_gpu_padded(c->d_expert);
   pack_input(g, op, false);
   multiply(g, layer, GATE, tile, x->inner[0], c->d_expert, c->d_model);
@@ -354,7 +345,7 @@ static void multiply_all(mr_gpu *g, const mr_experts *op, int layer, int tile) {
   multiply(g, layer, DOWN, tile, x->y, c->d_model, c->d_expert);
   if (last) {
     pack_inner(g, true);
-    multiply_shared(g, &last->down, inner, x->y, padded((size_t)c->d_model));
+    multiply_shared(g, &last->down, inner, x->y, mr_gpu_ld((size_t)c->d_model));
   }
   adapt(g, op, true);
 }
@@ -373,7 +364,7 @@ void mr_gpu_run_experts(mr_backend *b, const mr_experts *op) {
   mr_gpu_mix a = {.out = op->out->p,
                   .y = x->y,
                   .ld_out = op->out->ld,
-                  .ld_y = padded((size_t)g->m->c.d_model),
+                  .ld_y = mr_gpu_ld((size_t)g->m->c.d_model),
                   .weight = x->weight,
                   .slot = x->slot,
                   .each = x->each,

@@ -9,25 +9,17 @@
 #define SPLIT_PAGES (MR_GPU_SPLIT / MR_GPU_PAGE)
 #define CARRY_BYTES ((size_t)32 << 20) /* of what groups leave, at most */
 
-static int up(int n, int by) {
-  return (n + by - 1) / by;
-}
-
-static int heads_of(const mr_gpu *g) { /* query heads of a key head */
-  return g->m->c.n_heads / g->m->c.n_kv_heads;
-}
-
 /* Floats that a query row leaves, of all key heads. */
 static size_t row_floats(const mr_config *c) {
-  int dim = up(c->head_dim, 16) * 16, values = dim < MR_GPU_VALUES ? dim : MR_GPU_VALUES;
-  return (size_t)(c->n_kv_heads * up(dim, MR_GPU_VALUES)) * (size_t)(values + 2);
+  int dim = mr_gpu_up(c->head_dim, 16) * 16, values = dim < MR_GPU_VALUES ? dim : MR_GPU_VALUES;
+  return (size_t)(c->n_kv_heads * mr_gpu_up(dim, MR_GPU_VALUES)) * (size_t)(values + 2);
 }
 
 /* None where no sequence has a whole split before its last token. */
 size_t mr_gpu_groups_bytes(const mr_config *c, const mr_device *dev, int max_tokens) {
   if (c->context <= MR_GPU_SPLIT)
     return 0;
-  size_t most = (size_t)max_tokens * (size_t)(c->n_heads / c->n_kv_heads) * row_floats(c);
+  size_t most = (size_t)max_tokens * (size_t)mr_gpu_queries(c) * row_floats(c);
   size_t share = dev->cap / 32 < CARRY_BYTES ? dev->cap / 32 : CARRY_BYTES;
   return most * sizeof(float) < share ? most * sizeof(float) : share;
 }
@@ -130,9 +122,9 @@ static void add_group(mr_gpu *g, const mr_gpu_group *x) {
   for (int i = 0; i < x->n; i++) {
     mr_gpu_run *run = &all->runs[all->sorted[x->first + i]];
     run->shared = x->splits;
-    run->carry = all->used_rows + i * heads_of(g);
+    run->carry = all->used_rows + i * mr_gpu_queries(&g->m->c);
   }
-  all->used_rows += x->n * heads_of(g);
+  all->used_rows += x->n * mr_gpu_queries(&g->m->c);
   all->splits = x->splits > all->splits ? x->splits : all->splits;
   all->all[all->n++] = *x;
 }
@@ -145,13 +137,14 @@ void mr_gpu_find_groups(mr_gpu *g) {
     const mr_run *run = &g->batch.runs[i];
     x->runs[i] = (mr_gpu_run){.row = row, .table = table};
     row += run->n;
-    table += up(run->seq->len + run->n, MR_GPU_PAGE);
+    table += mr_gpu_up(run->seq->len + run->n, MR_GPU_PAGE);
     if (run->n == 1 && run->seq->len >= MR_GPU_SPLIT)
       x->sorted[n++] = i;
   }
   sort_by_pages(g, n);
   for (int i = 0; i < n;) {
-    mr_gpu_group found = group_at(g, i, n, (x->carry_rows - x->used_rows) / heads_of(g));
+    mr_gpu_group found =
+        group_at(g, i, n, (x->carry_rows - x->used_rows) / mr_gpu_queries(&g->m->c));
     if (found.n > 1)
       add_group(g, &found);
     i += found.n;
@@ -160,7 +153,7 @@ void mr_gpu_find_groups(mr_gpu *g) {
 
 mr_code mr_gpu_tile_groups(mr_gpu *g, bool tall) {
   mr_gpu_groups *x = &g->groups;
-  int heads = heads_of(g), n_members = 0, at = 0;
+  int heads = mr_gpu_queries(&g->m->c), n_members = 0, at = 0;
   x->warps = 1;
   x->n_tiles = 0;
   for (int i = 0; i < x->n; i++)
@@ -168,7 +161,7 @@ mr_code mr_gpu_tile_groups(mr_gpu *g, bool tall) {
   int each = x->warps * MR_GPU_ROWS;
   for (int i = 0; i < x->n; i++) {
     n_members += x->all[i].n;
-    x->n_tiles += up(x->all[i].n * heads, each);
+    x->n_tiles += mr_gpu_up(x->all[i].n * heads, each);
   }
   size_t bytes = (size_t)n_members * sizeof(int32_t);
   int32_t *member = mr_gpu_side_take(&g->side, bytes, (const void **)&x->members);

@@ -412,13 +412,13 @@ static void launch(mr_gpu *g, const part *p, bool down, bool pair, int tiles, in
   if (!p->links)
     return;
   a->links = p->links;
-  mr_gpu_launch(g, kernel,
-                (mr_grid){.blocks = {(uint32_t)((p->cols + cols - 1) / cols), (uint32_t)tiles,
-                                     (uint32_t)deep},
-                          .warps = MR_GPU_WARPS,
-                          .shared = down ? MR_GPU_LORA_SHARED(MR_GPU_LORA_DOWN_COLS, pair)
-                                         : MR_GPU_LORA_SHARED(MR_GPU_LORA_UP_COLS, pair)},
-                a);
+  mr_gpu_launch(
+      g, kernel,
+      (mr_grid){.blocks = {(uint32_t)mr_gpu_up(p->cols, cols), (uint32_t)tiles, (uint32_t)deep},
+                .warps = MR_GPU_WARPS,
+                .shared = down ? MR_GPU_LORA_SHARED(MR_GPU_LORA_DOWN_COLS, pair)
+                               : MR_GPU_LORA_SHARED(MR_GPU_LORA_UP_COLS, pair)},
+      a);
 }
 
 void mr_gpu_lora_linear(mr_gpu *g, const mr_linear *op, size_t plane) {

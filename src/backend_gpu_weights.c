@@ -75,16 +75,6 @@ static void add_up(sums *s, const mr_model *m, const mr_matrix *w, mr_gpu_scheme
     s->wide = values;
 }
 
-static int widest_row(const mr_model *m) {
-  int k = m->head.k > m->embed.k ? m->head.k : m->embed.k;
-  for (int i = 0; i < m->c.n_layers; i++)
-    for (int j = 0; j < mr_layer_matrices(m, &m->layers[i]); j++) {
-      const mr_matrix *w = mr_layer_matrix(&m->layers[i], j);
-      k = w->n && w->k > k ? w->k : k;
-    }
-  return mr_gpu_padded(k);
-}
-
 /* Floats of ROWS rows of any matrix, with the room of products. */
 static size_t most_floats(const mr_model *m) {
   size_t most = 0;
@@ -101,7 +91,7 @@ static size_t most_floats(const mr_model *m) {
 
 /* False: out of the host's memory. */
 static bool sum_up(sums *s, const mr_model *m, mr_gpu_scheme scheme) {
-  float *room = mr_mem_alloc((size_t)widest_row(m), sizeof *room);
+  float *room = mr_mem_alloc(mr_gpu_widest(m), sizeof *room);
   *s = (sums){.bytes = vector_bytes(m) + mr_gpu_lora_bytes(m, scheme)};
   if (!room)
     return false;
@@ -136,7 +126,7 @@ static size_t layer_bytes(const mr_model *m, int layer, mr_gpu_scheme scheme, fl
 }
 
 int mr_gpu_streamed_for(const mr_model *m, mr_gpu_scheme scheme, size_t room, size_t *bytes) {
-  float *row = mr_mem_alloc((size_t)widest_row(m), sizeof *row);
+  float *row = mr_mem_alloc(mr_gpu_widest(m), sizeof *row);
   size_t left = mr_gpu_weight_bytes(m, scheme), most = 0;
   int n = 0;
   while (row && n < m->c.n_layers && (n < 3 || left + 2 * most > room)) {
@@ -370,7 +360,7 @@ mr_code mr_gpu_load_weights(mr_gpu *g, mr_err *err) {
               .streamed = -1,
               .rows = mr_mem_alloc(most_floats(g->m), sizeof(float)),
               .units = mr_mem_alloc(most_rows(g->m), sizeof(float))};
-  size_t piece = PIECE + 4 * (size_t)widest_row(g->m);
+  size_t piece = PIECE + 4 * mr_gpu_widest(g->m);
   mr_code rc = l.rows && l.units ? MR_OK : MR_E_NOMEM;
   for (int i = 0; i < 2 && !rc; i++)
     rc = g->dev->ops->host_alloc(g->dev, piece, (void **)&l.piece[i]);

@@ -165,19 +165,10 @@ static void see(void *ctx, const mr_matrix *w, const float *rows, int n, int k) 
 
 /* ------------------------------------------------------------------ running */
 
-static size_t widest_of(const mr_model *m) {
-  size_t k = (size_t)m->c.d_model;
-  for (int i = 0; i < m->c.n_layers; i++)
-    for (int j = 0; j < mr_layer_matrices(m, &m->layers[i]); j++) {
-      const mr_matrix *w = mr_layer_matrix(&m->layers[i], j);
-      k = w->n > 0 && (size_t)w->k > k ? (size_t)w->k : k;
-    }
-  return k;
-}
-
 static mr_code take_memory(mr_calibration *c, mr_err *err) {
   const mr_gemm_ops *g = &c->k->gemm[MR_SCHEME_F32];
-  size_t widest = widest_of(c->m), panels = (widest + (size_t)g->nr - 1) / (size_t)g->nr;
+  size_t widest = (size_t)mr_model_widest(c->m),
+         panels = (widest + (size_t)g->nr - 1) / (size_t)g->nr;
   c->sites = mr_mem_alloc((size_t)c->m->c.n_layers * MR_SITES, sizeof *c->sites);
   c->tap.rows = mr_mem_alloc(widest, WINDOW * sizeof(float));
   c->turned = mr_mem_alloc(widest, WINDOW * sizeof(float));

@@ -41,6 +41,16 @@ mr_matrix *mr_layer_matrix(mr_layer *y, int i) {
   return (i - OWN) % 3 == 0 ? &x->gate : (i - OWN) % 3 == 1 ? &x->up : &x->down;
 }
 
+int mr_model_widest(const mr_model *m) {
+  int k = m->head.k > m->embed.k ? m->head.k : m->embed.k;
+  for (int i = 0; i < m->c.n_layers; i++)
+    for (int j = 0; j < mr_layer_matrices(m, &m->layers[i]); j++) {
+      const mr_matrix *w = mr_layer_matrix(&m->layers[i], j);
+      k = w->n > 0 && w->k > k ? w->k : k;
+    }
+  return k;
+}
+
 typedef mr_code (*visit)(void *ctx, mr_matrix *w, bool exact);
 
 /* Every matrix that is there; the head last. A router's scores decide which experts run, so it is

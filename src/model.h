@@ -98,6 +98,8 @@ int mr_layer_matrices(const mr_model *m, const mr_layer *y);
 mr_matrix *mr_layer_matrix(mr_layer *y, int i);
 /* Experts of a layer that has them, the shared one counted. */
 int mr_layer_experts(const mr_model *m);
+/* The most columns of any matrix, head and embedding too. */
+int mr_model_widest(const mr_model *m);
 
 mr_code mr_model_open(mr_model **out, const char *path, mr_err *err);
 /* The scheme for mr_model_pack: float32 in exact mode; else k->floats if the file holds all
