@@ -246,7 +246,7 @@ void mr_spill_get(mr_spill *s, int at, void *to) {
   pthread_mutex_lock(&s->lock);
   while (s->slots[at].state == MR_SPILL_WRITING)
     stall(s);
-  if (s->slots[at].state == MR_SPILL_STORED) {
+  if (s->slots[at].state == MR_SPILL_STORED || s->slots[at].state == MR_SPILL_READY) {
     s->slots[at].to = to;
     queue(s, at, MR_SPILL_READING);
   }

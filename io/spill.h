@@ -12,7 +12,7 @@
  * of the calls; past a few blocks waiting to be written, put waits. The file has no name once it is
  * open, so nothing is left behind by a kill; it bypasses the page cache where the file system can.
  * An error of the disk never comes back as an error here: a slot that could not be written or read,
- * or whose bytes have changed, is BAD, and after a few failed writes there is no room any more. One
+ * or whose bytes have changed, is BAD, and after a few of these there is no room any more. One
  * thread calls.
  */
 #ifndef MR_IO_SPILL_H
@@ -45,11 +45,12 @@ mr_code mr_spill_open(mr_spill **out, const char *dir, size_t slot_bytes, uint64
 void mr_spill_close(mr_spill *s); /* what is waiting is not written; NULL is fine */
 
 int mr_spill_put(mr_spill *s, const void *bytes);
-/* `to` (slot_bytes) must stay until the slot is READY or BAD. */
+/* `to` (slot_bytes) must stay until the slot is READY or BAD. A READY one may be asked for
+ * again. */
 void mr_spill_get(mr_spill *s, int slot, void *to);
 mr_spill_status mr_spill_state(mr_spill *s, int slot);
-void mr_spill_wait(mr_spill *s); /* until something that was waiting is done; at once if nothing is
-                                  */
+/* Until something that was waiting is done; at once if nothing is. */
+void mr_spill_wait(mr_spill *s);
 void mr_spill_drop(mr_spill *s, int slot);
 
 int mr_spill_room(mr_spill *s); /* slots that are free */

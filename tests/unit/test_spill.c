@@ -69,6 +69,21 @@ static void comes_back(void **state) {
   mr_spill_close(s);
 }
 
+/* A block that is there is brought again, to another place too. */
+static void comes_back_twice(void **state) {
+  (void)state;
+  static uint8_t other[SLOT];
+  mr_spill *s = opened(8 * 8192);
+  int slot = mr_spill_put(s, filled(3));
+  assert_int_equal(fetched(s, slot), MR_SPILL_READY);
+  mr_spill_get(s, slot, other);
+  while (mr_spill_state(s, slot) == MR_SPILL_READING)
+    mr_spill_wait(s);
+  assert_int_equal(mr_spill_state(s, slot), MR_SPILL_READY);
+  assert_memory_equal(other, filled(3), SLOT);
+  mr_spill_close(s);
+}
+
 /* Dropped while it waits to be written: the place is free when that is over. */
 static void dropped_early(void **state) {
   (void)state;
@@ -208,10 +223,10 @@ static void refused(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(comes_back),     cmocka_unit_test(dropped_early),
-      cmocka_unit_test(leaves_nothing), cmocka_unit_test(disk_full),
-      cmocka_unit_test(bad_reads),      cmocka_unit_test(without_direct_io),
-      cmocka_unit_test(refused),
+      cmocka_unit_test(comes_back),        cmocka_unit_test(comes_back_twice),
+      cmocka_unit_test(dropped_early),     cmocka_unit_test(leaves_nothing),
+      cmocka_unit_test(disk_full),         cmocka_unit_test(bad_reads),
+      cmocka_unit_test(without_direct_io), cmocka_unit_test(refused),
   };
   return cmocka_run_group_tests(tests, temp_begin, temp_end);
 }
