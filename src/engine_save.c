@@ -61,16 +61,20 @@ static mr_code replay(mr_engine *e, mr_flight *f, const mr_saved_row *r, mr_err 
 static void take_pages(mr_engine *e, mr_flight *f, const mr_saved_row *r) {
   bool whole = r->fed == f->r.n_prompt;
   int at = whole ? r->fed / MR_KV_BLOCK * e->groups.n : mr_engine_pages(e, r->fed);
+  int64_t end = at; /* of the pages that are named below */
   if (r->fed < 1 || r->fed > f->r.n_prompt || at > r->n_pages ||
       !mr_saved_fits(e->saved, mr_kv_size_of_page(e->kv), mr_engine_layout(&e->info)))
     return;
   for (int i = 0; whole && i < f->n_seqs; i++) {
     const mr_saved_seq *q = &r->seqs[i];
     int64_t len = (int64_t)r->fed + q->fed;
+    end += q->n_pages;
     if (!f->seqs[i].done &&
         (q->fed > f->seqs[i].out.n_ids || q->n_pages != mr_engine_pages(e, len) - at))
       return;
   }
+  if (end > r->n_pages)
+    return;
   f->parked = (mr_parked){.saved = e->saved,
                           .pages = r->pages,
                           .n = at,
@@ -242,7 +246,7 @@ static void save_flight(save *v, mr_flight *f) {
                     .pages = v->pages,
                     .seqs = seqs,
                     .picks = (const uint8_t *)picks.data};
-  if (!v->failed && (kept || picks.len)) {
+  if (!v->failed && (kept || picks.len) && picks.len <= INT32_MAX) {
     mr_saver_row(v->w, &r);
     v->e->stats.saved_rows++;
   }

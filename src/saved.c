@@ -93,7 +93,7 @@ static bool adds_up(const mr_saved_row *r) {
   for (int i = 0; i < r->n_seqs; i++) {
     const mr_saved_seq *q = &r->seqs[i];
     if (q->n_picks < 0 || q->n_pages < 0 || q->fed < 0 || q->fed > q->n_picks ||
-        q->pick_bytes < 0 || q->pick_bytes > PICK_BYTES_MAX)
+        q->pick_bytes < 1 || q->pick_bytes > PICK_BYTES_MAX)
       return false;
     pages += q->n_pages;
     picks += (int64_t)q->n_picks * q->pick_bytes;
