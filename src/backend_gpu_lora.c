@@ -102,7 +102,7 @@ static void put_matrix(builder *b, mr_gpu_lora_link *to, const uint8_t *from, bo
   to->plane = pair ? values : 0;
   uint8_t *at = take(b, NULL, (values + to->plane) * sizeof(mr_gpu_bf16));
   to->w = (const mr_gpu_bf16 *)(void *)at;
-  int most = (int)(PIECE / row);
+  int most = row < PIECE ? (int)(PIECE / row) : 1;
   for (int plane = 0; at && plane <= pair; plane++)
     for (int r0 = 0; r0 < to->n && !b->rc; r0 += most) {
       int n = most < to->n - r0 ? most : to->n - r0;
@@ -279,6 +279,13 @@ size_t mr_gpu_lora_bytes(const mr_model *m, mr_gpu_scheme scheme) {
   return b.rc ? SIZE_MAX / 4 : b.bytes;
 }
 
+/* A row of any factor fits, however wide. */
+static size_t piece_bytes(const mr_lora *l) {
+  size_t k = (size_t)(l->widest > l->most_ranks ? l->widest : l->most_ranks);
+  size_t row = round_up(k, MR_GPU_ROWS) * sizeof(mr_gpu_bf16);
+  return row > PIECE ? row : PIECE;
+}
+
 static size_t mid_ld(const mr_lora *l) {
   return round_up((size_t)l->most_ranks, MR_GPU_ROWS);
 }
@@ -318,8 +325,9 @@ mr_code mr_gpu_lora_load(mr_gpu *g, mr_err *err) {
   x->layers = mr_mem_alloc(l->experts ? (size_t)g->m->c.n_layers : 0, sizeof *x->layers);
   x->mid_ld = mid_ld(l);
   x->mid_plane = places(l, g->max_tokens) * x->mid_ld;
-  mr_code rc = x->first && x->layers ? g->dev->ops->host_alloc(g->dev, PIECE, (void **)&b.piece)
-                                     : MR_E_NOMEM;
+  mr_code rc = x->first && x->layers ? MR_OK : MR_E_NOMEM;
+  if (!rc)
+    rc = g->dev->ops->host_alloc(g->dev, piece_bytes(l), (void **)&b.piece);
   if (!rc) {
     build(&b);
     rc = b.rc;
@@ -333,6 +341,8 @@ mr_code mr_gpu_lora_load(mr_gpu *g, mr_err *err) {
                       "the adapters do not fit into the %zu bytes taken of device %s; use a larger "
                       "--device-memory, fewer adapters, or --device cpu",
                       g->dev->cap, g->dev->name);
+  if (rc == MR_E_NOMEM)
+    return mr_err_set(err, rc, "out of memory for the adapters");
   if (rc)
     return mr_device_fail(g->dev, rc, err);
   qsort(x->entries, x->n_entries, sizeof *x->entries, by_address);

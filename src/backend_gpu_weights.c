@@ -204,7 +204,8 @@ static mr_code fill(loader *l, const mr_gpu_matrix *w) {
   bool few = w->hold >= MR_GPU_INT8;
   size_t k = (size_t)w->k, bytes = few ? mr_gpu_few_bytes(w->hold, k) : 2 * k;
   size_t second = few ? mr_gpu_few_scale_bytes(w->hold, k) : w->plane ? 2 * k : 0;
-  int rows = (int)(PIECE / (bytes > second ? bytes : second));
+  int most = (int)(PIECE / (bytes > second ? bytes : second));
+  int rows = most > 0 ? most : 1; /* one fits, however wide */
   uint8_t *to[2] = {few ? (uint8_t *)(uintptr_t)w->few.w : (uint8_t *)w->w,
                     few ? (uint8_t *)(uintptr_t)w->few.scales : (uint8_t *)(w->w + w->plane)};
   for (int r0 = 0; r0 < w->of->n; r0 += rows) {
