@@ -59,8 +59,7 @@ mr_code mr_durable_sync_parent(const char *path, mr_err *err) {
   return rc;
 }
 
-/* Also where it is there already: the run that made it may have been killed before it was synced.
- */
+/* Synced also where it is there: the run that made it may have been killed before it did that. */
 mr_code mr_durable_mkdir(const char *path, mr_err *err) {
   if (mr_sys_make_dir(path))
     return mr_err_errno(err, MR_E_CANTCREATE, path, "cannot create the directory");

@@ -2,10 +2,10 @@
  *
  * A file's bytes are durable after fsync of the file; its name is durable after fsync of its
  * directory. These calls do both in the right order:
- *     mr_durable_mkdir(dir)                mkdir, then sync the parent
- *     mr_durable_write(path, bytes, len)   path.tmp: create, write, fsync; rename; sync the
- * directory mr_durable_rename(from, to)          rename, then sync the directories of `to` and of
- * `from` mr_durable_remove_tree(dir)          unlink all below it and itself; follows no links
+ *     mr_durable_mkdir(dir)               mkdir; sync the parent
+ *     mr_durable_write(path, bytes, len)  path.tmp: create, write, fsync; rename; sync the
+ * directory mr_durable_rename(from, to)         rename; sync the directories of `to` and of `from`
+ *     mr_durable_remove_tree(dir)         unlink all below it and itself; follows no links
  *
  * A failed sync is reported and never retried: after one failure the kernel may have dropped the
  * dirty pages and a second call may succeed without having written anything. Whoever gets such an

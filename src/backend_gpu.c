@@ -10,8 +10,7 @@
 _Static_assert((int)MR_GPU_QUICK_GELU == (int)MR_ACT_QUICK_GELU && MR_GPU_PAGE == MR_KV_BLOCK,
                "kernels/gpu/args.h and kernels/kernels.h count alike");
 
-#define WIDEN_ROWS                                                                                 \
-  256 /* of a product: from here on each weight would be widened four times or more */
+#define WIDEN_ROWS 256 /* of a product: else each weight would be widened four times or more */
 
 static mr_gpu *gpu(mr_backend *b) {
   return (mr_gpu *)b;
@@ -159,8 +158,7 @@ static mr_code begin(mr_backend *b, const mr_batch *batch, mr_err *err) {
     fill_rows(g, &r);
   if (!ok || !take_wanted(g, batch) || mr_gpu_tile_runs(g) || mr_gpu_lora_begin(g))
     return mr_err_set(err, MR_E_INTERNAL,
-                      "a step needs more than the %zu bytes that are kept for "
-                      "its tables",
+                      "a step needs more than the %zu bytes that are kept for its tables",
                       g->side.cap);
   mr_code rc = g->dev->ops->copy(g->dev, g->stream, MR_TO_DEVICE, g->side.device, g->side.host,
                                  g->side.used);

@@ -139,14 +139,15 @@ mr_code mr_backend_gpu_open(mr_backend **out, const mr_model *m, mr_device *dev,
                             mr_gpu_scheme scheme, int streamed, int max_tokens, int max_logits,
                             mr_err *err);
 
-/* Device bytes of the weights; of all that steps need besides, `columns` being those of the forward
- * pass's buffers (forward.h). */
+/* Device bytes of the weights. */
 size_t mr_gpu_weight_bytes(const mr_model *m, mr_gpu_scheme scheme);
 /* How many layers must come over in each step, that weights take no more than room; *bytes: what
  * they take then. 0: not even that helps. */
 int mr_gpu_streamed_for(const mr_model *m, mr_gpu_scheme scheme, size_t room, size_t *bytes);
 /* MR_GPU_ALL_BF16 in place of MR_GPU_BY_FILE where all matrices are. */
 mr_gpu_scheme mr_gpu_scheme_of(const mr_model *m, mr_gpu_scheme scheme);
+/* Device bytes of all that steps need besides, `columns` being those of the forward pass's buffers
+ * (forward.h). */
 size_t mr_gpu_step_bytes(const mr_model *m, const mr_device *dev, int max_tokens, int max_logits,
                          size_t columns);
 

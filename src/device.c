@@ -135,11 +135,10 @@ mr_code mr_device_fail(const mr_device *d, mr_code rc, mr_err *err) {
   if (!rc)
     return MR_OK;
   if (rc == MR_E_UNAVAILABLE)
-    return mr_err_set(
-        err, rc,
-        "device %s: %s; what is done stays: go on with the same command, or elsewhere with "
-        "--other-numerics",
-        d->name, d->why);
+    return mr_err_set(err, rc,
+                      "device %s: %s; what is done stays: go on with the same command, or "
+                      "elsewhere with --other-numerics",
+                      d->name, d->why);
   return mr_err_set(err, rc, "device %s: %s", d->name, d->why);
 }
 

@@ -311,8 +311,7 @@ static const char *start(driver *v, int number) {
   describe(v);
   if (!any_blob(v->cuda))
     return v->cuda ? "this build has no CUDA code (make gpu)"
-                   : "this build has no HIP code (make "
-                     "gpu)";
+                   : "this build has no HIP code (make gpu)";
   if (!load(v)) {
     snprintf(words, sizeof words, "this build has no code for its architecture (%s)", v->base.arch);
     return words;

@@ -23,7 +23,6 @@ struct mr_gemm_plan {
   int n, k;
   bool usable;
   uint64_t algo[8];
-  size_t workspace;
   void *w, *a[SIZES], *y[SIZES]; /* layouts */
   int64_t ld;                    /* of y's layouts as they are set */
   mr_gemm_plan *next;
@@ -170,8 +169,7 @@ const char *mr_device_gemm_words(const mr_device_gemm *g) {
 
 /* ------------------------------------------------------------------ running */
 
-/* One call with sizes[size] rows. Column-major, w is [k, n] transposed, a [k, rows], y [n, rows].
- */
+/* With sizes[size] rows. Column-major: w is [k, n] transposed, a [k, rows], y [n, rows]. */
 static int call(mr_device_gemm *g, mr_stream *s, const mr_gemm_plan *p, int size,
                 const mr_gpu_bf16 *a, const mr_gpu_bf16 *w, float *y, bool accumulate) {
   float one = 1, beta = accumulate;

@@ -321,8 +321,7 @@ static mr_code has_room(const mr_engine *e, const mr_request *r, int n_seqs, mr_
     uint64_t page = e->info.kv_page_bytes;
     return mr_err_set(err, MR_E_DATA,
                       "the request needs %llu bytes of keys and values (%d prompt tokens, %d "
-                      "sequences), the budget "
-                      "is %llu; lower max_tokens or n, or raise --kv-memory",
+                      "sequences), the budget is %llu; lower max_tokens or n, or raise --kv-memory",
                       (unsigned long long)((uint64_t)need * page), r->n_prompt, n_seqs,
                       (unsigned long long)((uint64_t)total * page));
   }

@@ -109,10 +109,9 @@ mr_code mr_engine_device_open(mr_engine_device *d, const mr_engine_opts *o, mr_e
     return mr_err_set(err, MR_E_USAGE,
                       "--compute exact holds all weights in 16 bits: leave out --device-weights");
   if (exact && o->device_gemm)
-    return mr_err_set(
-        err, MR_E_USAGE,
-        "--compute exact multiplies pairs of bfloat16, for which there is no library: "
-        "leave out --device-gemm");
+    return mr_err_set(err, MR_E_USAGE,
+                      "--compute exact multiplies pairs of bfloat16, for which there is no "
+                      "library: leave out --device-gemm");
   mr_code rc = mr_device_open(&d->dev, o->device, o->device_memory, err);
   if (!rc && o->device_gemm)
     rc = mr_device_gemm_open(&d->dev->gemm, d->dev, err);
@@ -178,12 +177,11 @@ static size_t step_bytes(const mr_engine_device *d, const mr_model *m, const mr_
 
 static mr_code too_small(const mr_engine_device *d, size_t weights, size_t step, size_t block,
                          mr_err *err) {
-  return mr_err_set(
-      err, MR_E_UNAVAILABLE,
-      "device %s: of its memory %zu bytes are taken, but the weights need %zu, a step "
-      "%zu and a block of keys and values %zu; use a larger --device-memory, --device-weights "
-      "int4, or --device cpu",
-      d->dev->name, d->dev->cap, weights, step, block);
+  return mr_err_set(err, MR_E_UNAVAILABLE,
+                    "device %s: of its memory %zu bytes are taken, but the weights need %zu, a "
+                    "step %zu and a block of keys and values %zu; use a larger --device-memory, "
+                    "--device-weights int4, or --device cpu",
+                    d->dev->name, d->dev->cap, weights, step, block);
 }
 
 /* Where pages may go to the disk some of the room is for those on their way. */

@@ -2,7 +2,7 @@
  * on it, the plan of its memory, and where pages of keys and values lie.
  *
  *     mr_engine_device d;
- *     mr_engine_device_open(&d, name, bytes, &err);      nothing for the CPU: d.dev is NULL
+ *     mr_engine_device_open(&d, opts, &err);             nothing for the CPU: d.dev is NULL
  *     mr_engine_device_plan(&d, opts, model, &info, &pages, &err);
  *     mr_kv_open_on(&kv, ..., mr_engine_device_pages(&d), &err);
  *     mr_engine_device_close(&d);                        after the cache and the forward pass
@@ -29,8 +29,7 @@ mr_code mr_engine_device_open(mr_engine_device *d, const mr_engine_opts *o, mr_e
 void mr_engine_device_close(mr_engine_device *d);
 
 /* Changes a plan for the CPU (all sizes filled in) to one for the device: weights, then a step,
- * then pages, in what was taken of its memory. max_logits: rows of logits of a step of so many
- * tokens. */
+ * then pages, in what was taken of its memory. */
 mr_code mr_engine_device_plan(mr_engine_device *d, const mr_engine_opts *o, const mr_model *m,
                               mr_engine_info *info, int *pages, mr_err *err);
 const mr_kv_memory *mr_engine_device_pages(const mr_engine_device *d); /* NULL: the host's */

@@ -7,9 +7,7 @@
 #include "io/sys.h"
 #include "src/engine_int.h"
 
-#define PARTIAL_MIN                                                                                \
-  8 /* tokens of a block worth a copy of it: a page is copied in far less time                     \
-     */
+#define PARTIAL_MIN 8 /* tokens worth a copy of their block: a page is copied in far less time */
 
 int mr_engine_used_pages(const mr_engine *e) {
   int cached = e->prefix ? mr_prefix_cached(e->prefix) : 0;

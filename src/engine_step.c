@@ -325,8 +325,7 @@ static void fail(mr_engine *e, const mr_logit_job *j) {
   char words[160];
   snprintf(words, sizeof words,
            "no token can be chosen after position %d: the model's logits are not finite, or "
-           "logit_bias and "
-           "min_tokens exclude every token",
+           "logit_bias and min_tokens exclude every token",
            at);
   mr_flight_fail(e, j->f, words);
 }

@@ -5,8 +5,8 @@
 #include "io/mem.h"
 
 /* Invariants
- * 1. refs[p] is the number of block tables that hold page p; a page is on the free stack iff
- * refs[p] == 0.
+ * 1. refs[p] is how often block tables and other holders (mr_kv_page_hold) have page p; a page is
+ * on the free stack iff that is 0.
  * 2. A page with refs > 1 is never written: reserve replaces it first.
  * 3. Of the groups with a window, pages of blocks below mr_kv_seq_dropped are -1 and their
  * addresses NULL, and nothing else below n_blocks is.

@@ -14,9 +14,8 @@
  * prefixes); a partly filled page is copied before it is written by a second owner. No allocation
  * after mr_kv_open and mr_kv_seq_init.
  *
- * Where a sequence is put away page by page its places are numbered: the pages of block 0, of block
- * 1
- * ..., then the own pages.
+ * Where a sequence is put away page by page its places are numbered: the pages of each block, block
+ * after block, then the own pages.
  */
 #ifndef MR_SRC_KVCACHE_H
 #define MR_SRC_KVCACHE_H

@@ -158,8 +158,7 @@ bool mr_kvtier_park(mr_kvtier *t, const mr_kv_seq *s, int first, int end, int le
   return false;
 }
 
-/* Where a page from the disk goes: into its place, or for a device beside, until it is all there.
- */
+/* Where a page from the disk goes: into its place, or for a device into room beside. */
 static uint8_t *landing(const mr_kvtier *t, mr_parked *p, int at, int32_t page) {
   if (!t->page)
     return mr_kv_page(t->kv, page);

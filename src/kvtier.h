@@ -2,11 +2,12 @@
  * computed again.
  *
  *     mr_kvtier_open(&t, kv, policy, disk_bytes, dir, &err);
- *     if (mr_kvtier_spills(t, pages, tokens, token_s) && mr_kvtier_park(t, &seq, first, end, len,
- * &p)) mr_kv_seq_release(kv, &seq);              the pages are written behind
+ *     if (mr_kvtier_spills(t, pages, tokens, token_s) &&
+ *         mr_kvtier_park(t, &seq, first, end, len, &p))
+ *       mr_kv_seq_release(kv, &seq);              the pages are written behind
  *     ...
- *     mr_kv_seq_reserve(kv, &seq, ...);           pages to fetch into; seq.len stays as it was
- *     mr_kvtier_fetch(t, &p, &seq);
+ *     mr_kv_seq_reserve(kv, &seq, ...);           pages to fetch into
+ *     mr_kvtier_fetch(t, &p, &seq, from);
  *     while (mr_kvtier_fetched(t, &p) == MR_E_AGAIN) other work, or mr_kvtier_wait(t);
  *     MR_OK: seq's pages are as they were parked; MR_E_IO: compute them again
  *
@@ -22,11 +23,12 @@
 #include "src/kvcache.h"
 #include "src/saved.h"
 
-typedef enum mr_kv_policy {              /* when memory runs out */
-                            MR_KV_AUTO,  /* what costs least, by measured rates */
-                            MR_KV_FEWER, /* admit fewer: it never runs out */
-                            MR_KV_SPILL,
-                            MR_KV_RECOMPUTE
+/* When memory runs out. */
+typedef enum mr_kv_policy {
+  MR_KV_AUTO,  /* what costs least, by measured rates */
+  MR_KV_FEWER, /* admit fewer: it never runs out */
+  MR_KV_SPILL,
+  MR_KV_RECOMPUTE
 } mr_kv_policy;
 
 typedef struct mr_kvtier mr_kvtier;

@@ -1,9 +1,9 @@
 /* prefixstore.h: shared prefixes that outlast a run: blocks of the prefix tree as files.
  *
  *     mr_prefixstore_open(&s, dir, key, page_bytes, max_bytes, &err);
- *     if (mr_prefixstore_get(s, tokens, n, page))   the keys and values of the last block of these
- *     mr_prefixstore_put(s, tree, tokens, n, page)        n tokens, a multiple of MR_KV_BLOCK
- *     mr_prefixstore_close(s);                      trims the directory to max_bytes
+ *     mr_prefixstore_get(s, tree, tokens, n, page)   true: the keys and values of the last block of
+ *     mr_prefixstore_put(s, tree, tokens, n, page)   these n tokens, a multiple of MR_KV_BLOCK
+ *     mr_prefixstore_close(s);                       trims the directory to max_bytes
  *
  * `key` is a digest of all that the bytes depend on beside tree and tokens: model, numerics,
  * instruction set, type and layout of keys and values. A file is DIR/<key>/<hash of tokens>.page:

@@ -1,12 +1,14 @@
 /* saved.h: the rows that were in flight when a run stopped, in two files of its state directory:
  * the tokens they had chosen, and their keys and values, so that the next run goes on from there.
  *
- *     mr_saver *w;  mr_saver_open(&w, "OUT.run/kv", old, ..., max_bytes, seconds, &err);
- *     for each row: mr_saved_row r = {...}; r.pages[i] = mr_saver_page(w, bytes); mr_saver_row(w,
- * &r) mr_saver_finish(w, &err);                         the new state takes the place of the old
+ *     mr_saver_open(&w, "OUT.run/kv", old, ..., max_bytes, seconds, &err);
+ *     pages[i] = mr_saver_page(w, bytes);           for each page of a row,
+ *     mr_saver_row(w, &r);                          for each row
+ *     mr_saver_finish(w, &err);                     the new state takes the place of the old
  *
- *     mr_saved *s;  mr_saved_open(&s, "OUT.run/kv", &err);      NULL: there is none, or no whole
- * one const mr_saved_row *r = mr_saved_take(s, row); mr_saved_read(s, r->pages[i], to)
+ *     mr_saved_open(&s, "OUT.run/kv", &err);        NULL: there is none, or no whole one
+ *     const mr_saved_row *r = mr_saved_take(s, row);
+ *     mr_saved_read(s, &r->pages[i], to);
  *
  * OUT.run/kv.rows holds the tokens and the places and digests of the pages, and ends with a digest
  * of itself; it is replaced at one stroke. OUT.run/kv.pages.0 or .1 holds the pages; it is not
@@ -57,8 +59,7 @@ const mr_saved_row *mr_saved_at(const mr_saved *s, int i);
 bool mr_saved_has(const mr_saved *s, uint64_t row);           /* NULL: false */
 const mr_saved_row *mr_saved_take(mr_saved *s, uint64_t row); /* NULL: there is none */
 int mr_saved_picks(const mr_saved_row *r); /* tokens chosen, of all its sequences */
-/* Whether its pages are such as these: size, and a digest of all that says what their bytes mean.
- */
+/* Whether its pages have this size and layout: a digest of all that says what their bytes mean. */
 bool mr_saved_fits(const mr_saved *s, size_t page_bytes, uint64_t layout);
 /* False: it is not there, or has changed. */
 bool mr_saved_read(const mr_saved *s, const mr_saved_page *p, void *to);
