@@ -48,7 +48,8 @@ static float *row(mr_backend *b, const mr_buf *buf, int i) {
 
 /* ------------------------------------------------------------------ host's side */
 
-mr_code mr_gpu_side_open(mr_gpu *g, mr_gpu_side *side, size_t bytes) {
+static mr_code side_open(mr_gpu *g, size_t bytes) {
+  mr_gpu_side *side = &g->side;
   side->cap = bytes;
   side->device = mr_device_take(g->dev, bytes);
   if (!side->device)
@@ -56,7 +57,8 @@ mr_code mr_gpu_side_open(mr_gpu *g, mr_gpu_side *side, size_t bytes) {
   return g->dev->ops->host_alloc(g->dev, bytes, (void **)&side->host);
 }
 
-void *mr_gpu_side_take(mr_gpu_side *side, size_t bytes, const void **device) {
+void *mr_gpu_side_take(mr_gpu *g, size_t bytes, const void **device) {
+  mr_gpu_side *side = &g->side;
   size_t size = (bytes + 63) & ~(size_t)63;
   if (size > side->cap - side->used)
     return NULL;
@@ -100,13 +102,13 @@ typedef struct step_rows { /* the host's side of what follows tokens */
 static bool take_rows(mr_gpu *g, step_rows *r) {
   size_t n = (size_t)g->batch.n_tokens, rot = (size_t)g->rope[0].n_rot;
   g->side.used = 0;
-  r->token = mr_gpu_side_take(&g->side, n * sizeof *r->token, (const void **)&g->token);
-  r->pos = mr_gpu_side_take(&g->side, n * sizeof *r->pos, (const void **)&g->pos);
-  r->page = mr_gpu_side_take(&g->side, n * (size_t)mr_kv_groups_in(g->kv).n * sizeof *r->page,
+  r->token = mr_gpu_side_take(g, n * sizeof *r->token, (const void **)&g->token);
+  r->pos = mr_gpu_side_take(g, n * sizeof *r->pos, (const void **)&g->pos);
+  r->page = mr_gpu_side_take(g, n * (size_t)mr_kv_groups_in(g->kv).n * sizeof *r->page,
                              (const void **)&g->page);
-  r->temper = mr_gpu_side_take(&g->side, n * sizeof *r->temper, (const void **)&g->temper);
+  r->temper = mr_gpu_side_take(g, n * sizeof *r->temper, (const void **)&g->temper);
   for (int i = 0; i < 2; i++)
-    r->rope[i] = mr_gpu_side_take(&g->side, n * rot * sizeof(float), (const void **)&g->rope_at[i]);
+    r->rope[i] = mr_gpu_side_take(g, n * rot * sizeof(float), (const void **)&g->rope_at[i]);
   return r->token && r->pos && r->page && r->temper && r->rope[0] && r->rope[1];
 }
 
@@ -131,8 +133,8 @@ static void fill_rows(mr_gpu *g, const step_rows *r) {
 
 static bool take_wanted(mr_gpu *g, const mr_batch *batch) {
   size_t n = (size_t)batch->n_wanted;
-  int32_t *wanted = mr_gpu_side_take(&g->side, n * sizeof *wanted, (const void **)&g->wanted);
-  mr_gpu_ask *asks = mr_gpu_side_take(&g->side, n * sizeof *asks, (const void **)&g->asks);
+  int32_t *wanted = mr_gpu_side_take(g, n * sizeof *wanted, (const void **)&g->wanted);
+  mr_gpu_ask *asks = mr_gpu_side_take(g, n * sizeof *asks, (const void **)&g->asks);
   if (!wanted || !asks)
     return false;
   memcpy(wanted, batch->wanted, n * sizeof *wanted);
@@ -452,8 +454,7 @@ static mr_code take_memory(mr_gpu *g, mr_err *err) {
   size_t logits = (size_t)g->max_logits * mr_gpu_ld((size_t)g->m->c.n_vocab) * sizeof(float);
   g->packed_plane = (size_t)room_of(g->dev, g->max_tokens) * mr_gpu_widest(g->m);
   g->packed = mr_device_take(g->dev, 2 * g->packed_plane * sizeof *g->packed);
-  mr_code rc =
-      g->packed ? mr_gpu_side_open(g, &g->side, side_bytes(g->m, g->max_tokens)) : MR_E_NOMEM;
+  mr_code rc = g->packed ? side_open(g, side_bytes(g->m, g->max_tokens)) : MR_E_NOMEM;
   if (!rc)
     rc = g->dev->ops->host_alloc(g->dev, logits, (void **)&g->logits_host);
   size_t best_bytes = (size_t)g->max_logits * sizeof *g->best;

@@ -194,9 +194,8 @@ void mr_gpu_stream_close(mr_gpu *g);
 const float *mr_gpu_vector_of(mr_gpu *g, const float *host, size_t n);
 mr_gpu_norm mr_gpu_norm_of(mr_gpu *g, const mr_norm_spec *norm, int cols);
 
-mr_code mr_gpu_side_open(mr_gpu *g, mr_gpu_side *side, size_t bytes);
-/* Room in it, the same on both sides; NULL: full. */
-void *mr_gpu_side_take(mr_gpu_side *side, size_t bytes, const void **device);
+/* Room in g->side, the same for the host and the device; NULL: full. */
+void *mr_gpu_side_take(mr_gpu *g, size_t bytes, const void **device);
 
 void mr_gpu_launch(mr_gpu *g, mr_gpu_kernel k, mr_grid grid, const void *args);
 /* rows x f(x) into `out`, [rows, padded cols]. */

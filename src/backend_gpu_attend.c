@@ -108,7 +108,7 @@ mr_code mr_gpu_tile_runs(mr_gpu *g) {
   }
   g->table_pages = pages;
   int32_t *table =
-      mr_gpu_side_take(&g->side, (size_t)groups * pages * sizeof *table, (const void **)&g->table);
+      mr_gpu_side_take(g, (size_t)groups * pages * sizeof *table, (const void **)&g->table);
   if (!table)
     return MR_E_NOMEM;
   for (int of = 0; of < groups; of++)
@@ -118,8 +118,7 @@ mr_code mr_gpu_tile_runs(mr_gpu *g) {
         *table++ = seq->pages[(size_t)of * (size_t)seq->cap_blocks + (size_t)p];
     }
   for (int kind = 0; kind < 2; kind++) {
-    mr_gpu_tile *t =
-        mr_gpu_side_take(&g->side, tiles[kind] * sizeof *t, (const void **)&g->tiles[kind]);
+    mr_gpu_tile *t = mr_gpu_side_take(g, tiles[kind] * sizeof *t, (const void **)&g->tiles[kind]);
     if (!t)
       return MR_E_NOMEM;
     g->n_tiles[kind] = (int)tiles[kind];

@@ -164,9 +164,9 @@ mr_code mr_gpu_tile_groups(mr_gpu *g, bool tall) {
     x->n_tiles += mr_gpu_up(x->all[i].n * heads, each);
   }
   size_t bytes = (size_t)n_members * sizeof(int32_t);
-  int32_t *member = mr_gpu_side_take(&g->side, bytes, (const void **)&x->members);
+  int32_t *member = mr_gpu_side_take(g, bytes, (const void **)&x->members);
   mr_gpu_tile *tile =
-      mr_gpu_side_take(&g->side, (size_t)x->n_tiles * sizeof *tile, (const void **)&x->tiles);
+      mr_gpu_side_take(g, (size_t)x->n_tiles * sizeof *tile, (const void **)&x->tiles);
   if (!member || !tile)
     return MR_E_NOMEM;
   for (int i = 0; i < x->n; i++) {

@@ -366,9 +366,8 @@ static bool sort_rows(mr_gpu *g, rows *r, int n, const int32_t *at) {
   struct mr_gpu_adapters *x = g->adapters;
   int32_t *first = x->first, sum = 0, end;
   size_t places = (size_t)n;
-  int32_t *row = mr_gpu_side_take(&g->side, places * sizeof *row, (const void **)&r->row);
-  mr_gpu_lora_tile *tiles =
-      mr_gpu_side_take(&g->side, places * sizeof *tiles, (const void **)&r->tiles);
+  int32_t *row = mr_gpu_side_take(g, places * sizeof *row, (const void **)&r->row);
+  mr_gpu_lora_tile *tiles = mr_gpu_side_take(g, places * sizeof *tiles, (const void **)&r->tiles);
   r->n_tiles = r->n = 0;
   if (!row || !tiles)
     return false;
@@ -399,7 +398,7 @@ mr_code mr_gpu_lora_begin(mr_gpu *g) {
   const mr_batch *b = &g->batch;
   if (!x)
     return MR_OK;
-  x->of = mr_gpu_side_take(&g->side, (size_t)b->n_tokens * sizeof *x->of, (const void **)&x->of_at);
+  x->of = mr_gpu_side_take(g, (size_t)b->n_tokens * sizeof *x->of, (const void **)&x->of_at);
   if (!x->of)
     return MR_E_INTERNAL;
   for (int r = 0, at = 0; r < b->n_runs; r++)
