@@ -169,7 +169,8 @@ typedef struct i8_gemm { /* one panel */
   int accumulate;
 } i8_gemm;
 
-static void finish(const i8_gemm *g, int row, int j, __m256 v) {
+/* Vector j of a row, with bias or columns that are missing. */
+static void finish_some(const i8_gemm *g, int row, int j, __m256 v) {
   __m256i in = _mm256_cmpgt_epi32(_mm256_set1_epi32(g->cols - 8 * j),
                                   _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
   float *y = g->y + (size_t)row * g->ldy + 8 * j;
@@ -178,6 +179,15 @@ static void finish(const i8_gemm *g, int row, int j, __m256 v) {
   if (g->accumulate)
     v = _mm256_add_ps(v, _mm256_maskload_ps(y, in));
   _mm256_maskstore_ps(y, in, v);
+}
+
+/* Without them by whole vectors: masked stores are slow on AMD's CPUs. */
+INLINE void finish(const i8_gemm *g, int row, int j, __m256 v) {
+  float *y = g->y + (size_t)row * g->ldy + 8 * j;
+  if (g->bias != NULL || g->cols < NR)
+    finish_some(g, row, j, v);
+  else
+    _mm256_storeu_ps(y, g->accumulate ? _mm256_add_ps(v, _mm256_loadu_ps(y)) : v);
 }
 
 /* Four bytes of a row in each lane. */
