@@ -286,8 +286,11 @@ static mr_code print_json(const planned *p, mr_err *err) {
   add_real(&t, "predicted_seconds", p->estimate.seconds);
   add_real(&t, "preflight_seconds", p->stats.seconds);
   mr_text_addf(&t, ",\"bound_by\":\"%s\",\"order\":{", p->estimate.bound_by);
-  mr_text_addf(&t, "\"groups\":%" PRIu64 ",\"grouped_rows\":%" PRIu64 ",\"largest_group\":%" PRIu64,
-               p->forecast.groups, p->forecast.grouped_rows, p->forecast.largest_group);
+  const mr_schedule_info *o = &p->forecast.order;
+  mr_text_addf(&t,
+               "\"groups\":%" PRIu64 ",\"grouped_rows\":%" PRIu64 ",\"largest_group\":%" PRIu64
+               ",\"blended\":%s",
+               o->groups, o->grouped_rows, o->largest_group, o->blended ? "true" : "false");
   mr_text_adds(&t, "},\"why\":[");
   mr_explain_in in = why(p);
   mr_explain(&in, add_why, &t);

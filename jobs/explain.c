@@ -15,21 +15,28 @@ typedef struct talk {
 
 static void order(talk *t) {
   const mr_forecast *f = t->in->forecast;
+  const mr_schedule_info *o = &f->order;
   bool off = t->in->job->no_prefix_sharing;
-  if (f->groups == 0)
-    t->say("order: no two prompts begin alike, so rows come by length, long ones first: then few "
-           "are left over at the end, when the batch cannot be filled any more",
+  if (o->groups == 0)
+    t->say("order: no two prompts begin alike, so rows come by length, those with many output "
+           "tokens and long ones first: then few are left over at the end, when the batch cannot "
+           "be filled any more",
            t->to);
   else {
     snprintf(t->text, sizeof t->text,
              "order: %" PRIu64 " of %" PRIu64 " rows begin as others do, in %" PRIu64
              " groups (%" PRIu64 " rows the largest). The rows of a group come one after the "
-             "other%s; the group with the longest row comes first, so that few rows are left over "
-             "at the end",
-             f->grouped_rows, f->rows, f->groups, f->largest_group,
+             "other%s; groups with many output tokens and long rows come first, so that few rows "
+             "are left over at the end",
+             o->grouped_rows, f->rows, o->groups, o->largest_group,
              off ? "" : ", so that what they share is computed once and then leaves memory");
     t->say(t->text, t->to);
   }
+  if (o->blended)
+    t->say("blend: limits of output tokens are far apart, so rows with many of them, which hold "
+           "memory, and rows that are mostly prompt, which are arithmetic, take turns (two scans, "
+           "one from each end of that order): steps have both",
+           t->to);
   if (off && f->shared_tokens) {
     snprintf(t->text, sizeof t->text,
              "--prefix-sharing is off: %" PRIu64 " prompt tokens are computed that need not be",
@@ -93,7 +100,7 @@ static void steps(talk *t) {
   if (i->step_measured)
     snprintf(t->text, sizeof t->text,
              "steps have up to %d tokens: with more a token's matrix products take no less time on "
-             "this machine, as was measured once",
+             "this machine, or a step would be long, as was measured once",
              i->max_step_tokens);
   else
     snprintf(t->text, sizeof t->text, "steps have up to %d tokens%s", i->max_step_tokens,

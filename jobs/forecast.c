@@ -12,8 +12,7 @@ typedef struct walk {
   mr_forecast *f;
   const mr_forecast_in *in;
   mr_idset seen;
-  uint64_t group; /* rows so far of the one that is being walked through */
-  int begun;      /* rows of in->saved so far */
+  int begun; /* rows of in->saved so far */
   mr_code rc;
   mr_err *err;
 } walk;
@@ -54,14 +53,6 @@ static mr_code count_prompt(walk *w, const mr_plan_record *rec, int *shared, int
   return MR_OK;
 }
 
-static void count_group(walk *w, bool goes_on) {
-  mr_forecast *f = w->f;
-  w->group = goes_on ? w->group + 1 : 1;
-  f->groups += w->group == 2;
-  f->grouped_rows += w->group == 2 ? 2 : w->group > 2;
-  f->largest_group = w->group > f->largest_group ? w->group : f->largest_group;
-}
-
 /* Of the tokens that a row may choose, those that it is expected to. */
 static int expected_out(const walk *w, const mr_plan_entry *e) {
   double share = w->in->share;
@@ -86,7 +77,6 @@ static mr_code read_row(walk *w, uint64_t row, const mr_plan_entry *e, mr_sim_ro
   uint64_t length = (uint64_t)e->n_prompt + (uint64_t)e->n_out;
   int n_out = expected_out(w, e);
   bool alone = w->in->no_sharing;
-  count_group(w, shared > 0);
   f->rows++;
   f->prompt_tokens += (uint64_t)e->n_prompt;
   f->output_tokens += (uint64_t)n_out;
@@ -155,7 +145,7 @@ static bool next_row(void *ctx, mr_sim_row *out) {
 mr_code mr_forecast_run(mr_forecast *f, const mr_forecast_in *in, mr_time_estimate *e,
                         mr_err *err) {
   walk w = {.f = f, .in = in, .err = err};
-  *f = (mr_forecast){.rows = 0};
+  *f = (mr_forecast){.order = mr_schedule_info_of(in->order)};
   mr_code rc = mr_estimate_run(e, in->info, in->profile, next_row, &w, err);
   mr_idset_free(&w.seen);
   return rc == MR_OK ? w.rc : rc;

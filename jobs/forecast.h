@@ -33,9 +33,8 @@ typedef struct mr_forecast {
   uint64_t prompt_tokens, output_tokens, shared_tokens;
   uint64_t cached_tokens; /* beside the shared ones: they are in the prefix cache */
   bool shared_is_least;   /* more blocks than are remembered at a time */
-  uint64_t groups, grouped_rows, largest_group; /* of rows whose first block is alike; two or more
-                                                 */
-  uint64_t longest_row;                         /* tokens */
+  uint64_t longest_row;   /* tokens */
+  mr_schedule_info order;
 } mr_forecast;
 
 /* MR_E_IO, MR_E_NOMEM, MR_E_DATA (damaged plan). */

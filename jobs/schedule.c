@@ -3,6 +3,7 @@
 #include "io/hash.h"
 #include "io/mem.h"
 #include "io/sorter.h"
+#include "jobs/dualscan.h"
 #include "kernels/kernels.h"
 #include "src/lora.h"
 
@@ -14,30 +15,33 @@
 /* A group of rows that begin alike is known by `at`, its first place in the order: no two groups
  * of a level have the same. All fields are of one size, so that no record has holes. */
 typedef struct waiting { /* a row whose place within its group is to be found; by row */
-  uint32_t row, at, weight, n_prompt;
+  uint32_t row, at;
+  uint32_t octave, weight; /* of output tokens; of all tokens */
+  uint32_t n_prompt;
+  uint32_t part, prefill, decode; /* as in mr_scan_row */
 } waiting;
 
 typedef struct member { /* such a row with the hash of its blocks; by (at, key, row) */
-  uint32_t at, high, low, row, weight, n_prompt;
+  uint32_t high, low;
+  waiting w;
 } member;
 
-typedef struct group { /* rows of one key, or one row alone; by (at, longest first, name) */
-  uint32_t at, weight; /* of the group above; of its longest row */
-  uint32_t name, size; /* its first row */
-  uint32_t number;     /* among the groups of more than one row, in the order of members */
+typedef struct group { /* rows of one key, or one row alone; by (at, most output, longest, name) */
+  uint32_t at;         /* of the group above */
+  uint32_t octave, weight; /* of its rows the most */
+  uint32_t size;
+  uint32_t number; /* among the groups of more than one row, in the order of members */
+  waiting first;   /* its first row, by which it is named */
 } group;
 
 typedef struct start { /* by number */
   uint32_t number, at;
 } start;
 
-typedef struct place { /* by at */
-  uint32_t at, row;
-} place;
-
 struct mr_schedule {
-  mr_sorter *places;
+  mr_dual_scan *rows;
   uint64_t left;
+  mr_schedule_info info;
 };
 
 typedef struct level { /* one depth, while it is worked on */
@@ -46,7 +50,8 @@ typedef struct level { /* one depth, while it is worked on */
   size_t memory;
   int depth;
   mr_sorter *waiting, *members, *groups, *starts, *next; /* next: waiting for the depth below */
-  mr_sorter *places;
+  mr_dual_scan *rows;
+  mr_schedule_info info;
   mr_err *err;
 } level;
 
@@ -62,25 +67,22 @@ static int by_row(const void *a, const void *b) {
 
 static int by_key(const void *a, const void *b) {
   const member *x = a, *y = b;
-  int d = compare(x->at, y->at);
+  int d = compare(x->w.at, y->w.at);
   d = d ? d : compare(x->high, y->high);
   d = d ? d : compare(x->low, y->low);
-  return d ? d : compare(x->row, y->row);
+  return d ? d : compare(x->w.row, y->w.row);
 }
 
 static int by_weight(const void *a, const void *b) {
   const group *x = a, *y = b;
   int d = compare(x->at, y->at);
+  d = d ? d : compare(y->octave, x->octave);
   d = d ? d : compare(y->weight, x->weight);
-  return d ? d : compare(x->name, y->name);
+  return d ? d : compare(x->first.row, y->first.row);
 }
 
 static int by_number(const void *a, const void *b) {
   return compare(((const start *)a)->number, ((const start *)b)->number);
-}
-
-static int by_place(const void *a, const void *b) {
-  return compare(((const place *)a)->at, ((const place *)b)->at);
 }
 
 /* ---------------------------------------------------------------- lengths and keys */
@@ -92,8 +94,8 @@ static uint32_t length_of(const mr_plan_entry *e) {
   return top * 16 + (unsigned)(v >> (top - 4) & 15);
 }
 
-static int64_t tokens_of(const level *l) {
-  return (int64_t)MR_KV_BLOCK << l->depth;
+static int64_t tokens_at(int depth) {
+  return depth < 0 ? 0 : (int64_t)MR_KV_BLOCK << depth;
 }
 
 /* A hash of the row's first blocks, which also stands for them. */
@@ -102,9 +104,9 @@ static mr_code key_of(const level *l, const waiting *w, member *m) {
   mr_code rc = mr_plan_read(l->p, w->row, &rec, l->err);
   if (rc)
     return rc;
-  uint64_t key = mr_hash_64(rec.prompt, (size_t)tokens_of(l) * sizeof *rec.prompt);
+  uint64_t key = mr_hash_64(rec.prompt, (size_t)tokens_at(l->depth) * sizeof *rec.prompt);
   mr_plan_record_free(&rec);
-  *m = (member){w->at, (uint32_t)(key >> 32), (uint32_t)key, w->row, w->weight, w->n_prompt};
+  *m = (member){(uint32_t)(key >> 32), (uint32_t)key, *w};
   return MR_OK;
 }
 
@@ -119,8 +121,8 @@ static void close_sorter(mr_sorter **s) {
   *s = NULL;
 }
 
-static mr_code add_alone(level *l, uint32_t at, uint32_t weight, uint32_t row) {
-  return mr_sorter_add(l->groups, &(group){at, weight, row, 1, 0}, l->err);
+static group group_of(const waiting *w, uint32_t number) {
+  return (group){w->at, w->octave, w->weight, 1, number, *w};
 }
 
 /* Rows that are long enough get their keys; the others are groups by themselves. The last token of
@@ -131,8 +133,9 @@ static mr_code take_keys(level *l) {
   bool more;
   mr_code rc = mr_sorter_sort(l->waiting, l->err);
   while (!rc && (rc = mr_sorter_next(l->waiting, &w, &more, l->err)) == MR_OK && more) {
-    if (l->depth == LEVELS || w.n_prompt <= tokens_of(l)) {
-      rc = add_alone(l, w.at, w.weight, w.row);
+    if (l->depth == LEVELS || w.n_prompt <= tokens_at(l->depth)) {
+      group alone = group_of(&w, 0);
+      rc = mr_sorter_add(l->groups, &alone, l->err);
       continue;
     }
     rc = key_of(l, &w, &m);
@@ -144,10 +147,20 @@ static mr_code take_keys(level *l) {
 }
 
 static bool same_group(const member *a, const member *b) {
-  return a->at == b->at && a->high == b->high && a->low == b->low;
+  return a->w.at == b->w.at && a->high == b->high && a->low == b->low;
 }
 
-/* Each run of equal keys becomes a group: named by its first row, weighed by its longest one. */
+static mr_code add_group(level *l, const group *g) {
+  mr_schedule_info *i = &l->info;
+  if (l->depth == 0 && g->size > 1) {
+    i->groups++;
+    i->grouped_rows += g->size;
+    i->largest_group = g->size > i->largest_group ? g->size : i->largest_group;
+  }
+  return g->size ? mr_sorter_add(l->groups, g, l->err) : MR_OK;
+}
+
+/* Each run of equal keys becomes a group. */
 static mr_code make_groups(level *l) {
   member first = {0}, m;
   group g = {0};
@@ -156,17 +169,23 @@ static mr_code make_groups(level *l) {
   while ((rc = mr_sorter_next(l->members, &m, &more, l->err)) == MR_OK && more) {
     if (g.size && same_group(&first, &m)) {
       g.size++;
-      g.weight = m.weight > g.weight ? m.weight : g.weight;
+      g.octave = m.w.octave > g.octave ? m.w.octave : g.octave;
+      g.weight = m.w.weight > g.weight ? m.w.weight : g.weight;
       continue;
     }
-    if (g.size && (rc = mr_sorter_add(l->groups, &g, l->err)) != MR_OK)
+    if ((rc = add_group(l, &g)) != MR_OK)
       return rc;
     first = m;
-    g = (group){m.at, m.weight, m.row, 1, g.number + (g.size > 1)};
+    g = group_of(&m.w, g.number + (g.size > 1));
   }
-  if (!rc && g.size)
-    rc = mr_sorter_add(l->groups, &g, l->err);
+  if (!rc)
+    rc = add_group(l, &g);
   return rc ? rc : mr_sorter_sort(l->groups, l->err);
+}
+
+static mr_code give_place(level *l, const waiting *w, uint32_t at) {
+  return mr_dual_scan_add(
+      l->rows, &(mr_scan_row){at, w->row, w->part, w->octave, w->prefill, w->decode}, l->err);
 }
 
 /* The groups one after the other, from the place of the group above on: a row alone has its place,
@@ -180,7 +199,7 @@ static mr_code give_places(level *l) {
     at = any && g.at == above ? at : g.at;
     above = g.at;
     any = true;
-    rc = g.size == 1 ? mr_sorter_add(l->places, &(place){at, g.name}, l->err)
+    rc = g.size == 1 ? give_place(l, &g.first, at)
                      : mr_sorter_add(l->starts, &(start){g.number, at}, l->err);
     if (rc)
       return rc;
@@ -190,8 +209,13 @@ static mr_code give_places(level *l) {
   return rc ? rc : mr_sorter_sort(l->starts, l->err);
 }
 
-static mr_code wait_again(level *l, const member *m, uint32_t at) {
-  return mr_sorter_add(l->next, &(waiting){m->row, at, m->weight, m->n_prompt}, l->err);
+/* What this depth adds to the common beginning is computed for the first of the group. */
+static mr_code wait_again(level *l, const member *m, uint32_t at, bool first) {
+  waiting w = m->w;
+  w.at = at;
+  if (!first)
+    w.prefill -= (uint32_t)(tokens_at(l->depth) - tokens_at(l->depth - 1));
+  return mr_sorter_add(l->next, &w, l->err);
 }
 
 /* The members of groups go on to the next depth. */
@@ -205,10 +229,10 @@ static mr_code go_on(level *l) {
     if (same && !inside) {
       rc = mr_sorter_next(l->starts, &s, &more, l->err);
       if (!rc)
-        rc = wait_again(l, &before, s.at);
+        rc = wait_again(l, &before, s.at, true);
     }
     if (same && !rc)
-      rc = wait_again(l, &m, s.at);
+      rc = wait_again(l, &m, s.at, false);
     inside = same;
     any = true;
     before = m;
@@ -279,10 +303,20 @@ static void place_adapters(adapters *a, uint32_t first) {
   }
 }
 
+/* Continuations that are scored are read like a prompt. */
 static mr_code wait_first(level *l, const mr_plan_scan *s, uint32_t at) {
-  return mr_sorter_add(l->waiting,
-                       &(waiting){(uint32_t)s->row, at, length_of(s->e), (uint32_t)s->e->n_prompt},
-                       l->err);
+  const mr_plan_entry *e = s->e;
+  uint32_t n_prompt = (uint32_t)e->n_prompt, n_out = (uint32_t)e->n_out;
+  bool score = e->kind == MR_ROW_SCORE;
+  waiting w = {.row = (uint32_t)s->row,
+               .at = at,
+               .octave = mr_scan_octave(score ? 0 : n_out),
+               .weight = length_of(e),
+               .n_prompt = n_prompt,
+               .part = at,
+               .prefill = n_prompt + (score ? n_out : 0),
+               .decode = score ? 0 : n_out};
+  return mr_sorter_add(l->waiting, &w, l->err);
 }
 
 /* Rows that need no engine get the first places, the others wait. */
@@ -299,7 +333,7 @@ static mr_code collect(level *l, bool (*skip)(void *ctx, uint64_t row), void *ct
       if (skip && skip(ctx, s.row))
         continue;
       if (bad && is_bad)
-        rc = mr_sorter_add(l->places, &(place){n_bad++, row}, l->err);
+        rc = mr_dual_scan_add(l->rows, &(mr_scan_row){.at = n_bad++, .row = row}, l->err);
       else if (bad)
         count_adapter(&a, s.e);
       else if (!is_bad)
@@ -312,13 +346,13 @@ static mr_code collect(level *l, bool (*skip)(void *ctx, uint64_t row), void *ct
 }
 
 static mr_code order_rows(level *l, bool (*skip)(void *ctx, uint64_t row), void *ctx) {
-  mr_code rc = open_sorter(l, &l->places, sizeof(place), by_place);
+  mr_code rc = mr_dual_scan_open(&l->rows, l->dir, l->memory, l->err);
   if (!rc)
     rc = collect(l, skip, ctx);
   while (!rc && mr_sorter_count(l->waiting))
     rc = one_level(l);
   close_level(l);
-  return rc ? rc : mr_sorter_sort(l->places, l->err);
+  return rc ? rc : mr_dual_scan_sort(l->rows, l->err);
 }
 
 mr_code mr_schedule_open(mr_schedule **out, const mr_plan *p, const char *dir, size_t memory_bytes,
@@ -328,37 +362,38 @@ mr_code mr_schedule_open(mr_schedule **out, const mr_plan *p, const char *dir, s
   mr_code rc = s ? order_rows(&l, skip, ctx)
                  : mr_err_set(err, MR_E_NOMEM, "out of memory for the order of the rows");
   if (rc) {
-    mr_sorter_close(l.places);
+    mr_dual_scan_close(l.rows);
     mr_mem_free(s);
     return rc;
   }
-  *s = (mr_schedule){.places = l.places, .left = mr_sorter_count(l.places)};
+  *s = (mr_schedule){.rows = l.rows, .left = mr_dual_scan_count(l.rows), .info = l.info};
+  s->info.blended = mr_dual_scan_blends(l.rows);
   *out = s;
   return MR_OK;
 }
 
 mr_code mr_schedule_next(mr_schedule *s, uint64_t *row, bool *more, mr_err *err) {
-  place p;
-  mr_code rc = mr_sorter_next(s->places, &p, more, err);
-  if (rc || !*more)
-    return rc;
-  *row = p.row;
-  s->left--;
-  return MR_OK;
+  mr_code rc = mr_dual_scan_next(s->rows, row, more, err);
+  s->left -= !rc && *more;
+  return rc;
 }
 
 mr_code mr_schedule_rewind(mr_schedule *s, mr_err *err) {
-  s->left = mr_sorter_count(s->places);
-  return mr_sorter_rewind(s->places, err);
+  s->left = mr_dual_scan_count(s->rows);
+  return mr_dual_scan_rewind(s->rows, err);
 }
 
 uint64_t mr_schedule_left(const mr_schedule *s) {
   return s->left;
 }
 
+mr_schedule_info mr_schedule_info_of(const mr_schedule *s) {
+  return s->info;
+}
+
 void mr_schedule_close(mr_schedule *s) {
   if (!s)
     return;
-  mr_sorter_close(s->places);
+  mr_dual_scan_close(s->rows);
   mr_mem_free(s);
 }

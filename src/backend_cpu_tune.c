@@ -18,6 +18,7 @@
 #define LATE_S 0.7           /* no larger size is begun later */
 #define CLEARLY 0.97         /* of the time: better, and not by chance */
 #define NEARLY 0.98          /* of the time: no worse that matters */
+#define STEP_S 0.5           /* of matrix products that a step may take to have more tokens */
 
 enum { QKV, O, UP, DOWN, KINDS };
 
@@ -29,6 +30,7 @@ typedef struct tuner {
   int layers[KINDS]; /* so many are walked through */
   mr_tuning way;     /* in force while it is timed */
   int sizes, rows[SIZES];
+  int most;                  /* rows that there is memory for */
   double s[SIZES][KINDS][2]; /* shared, own */
 } tuner;
 
@@ -105,21 +107,32 @@ static double token_s(const tuner *t, int size, const int own[KINDS]) {
   return sum / t->rows[size];
 }
 
-/* The fewest tokens with which one costs next to the least; without two sizes to compare, as many
- * as are enough on all machines known. */
+/* The most tokens with which one costs next to the least, as far as a step is not long: then more
+ * rows are in flight at a time, and what is late is stopped soon. Beyond the largest size that was
+ * timed a token costs what it costs there. Without two sizes to compare, as many as are enough on
+ * all machines known. */
 static int step_tokens(const tuner *t, const int own[KINDS]) {
-  int first = 0, step = 2 * LEAST_STEP;
-  double least = 0;
+  int first = 0, last = t->sizes - 1, fewest = 2 * LEAST_STEP;
+  double least = 0, layers = t->m->c.n_layers;
   while (first < t->sizes && t->rows[first] < LEAST_STEP)
     first++;
-  for (int i = first; i < t->sizes; i++) {
+  if (first >= last)
+    return fewest;
+  for (int i = first; i <= last; i++) {
     double s = token_s(t, i, own);
     least = i == first || s < least ? s : least;
   }
-  for (int i = t->sizes - 1; i >= first && first < t->sizes - 1; i--)
-    if (token_s(t, i, own) * NEARLY <= least)
-      step = t->rows[i];
-  return step;
+  int step = 0;
+  for (int i = last; i >= first; i--)
+    if (token_s(t, i, own) * NEARLY <= least) {
+      fewest = t->rows[i];
+      if (!step && fewest * token_s(t, i, own) * layers <= STEP_S)
+        step = fewest;
+    }
+  while (step >= t->rows[last] && 2 * step <= t->most &&
+         2 * step * token_s(t, last, own) * layers <= STEP_S)
+    step *= 2;
+  return step ? step : fewest;
 }
 
 static void conclude(const tuner *t, int otherwise, mr_tuning *out) {
@@ -166,11 +179,13 @@ static void measure(tuner *t, int *wide_x, int *wide_y) {
   }
 }
 
-/* Steps whose rows would take much of what memory is left are not tried. */
+/* Steps whose rows would take much of what memory is left are not tried, and not had. */
 static void fit_memory(tuner *t, int wide) {
   double room = (double)mr_machine_memory().available / MEMORY_SHARE;
   double row = (1.0 + MR_LINEAR_MAX) * wide * sizeof(float);
-  while (t->sizes > 1 && room > 0 && row * t->rows[t->sizes - 1] > room)
+  for (t->most = MOST_STEP; room > 0 && row * t->most > room && t->most > LEAST_STEP;)
+    t->most /= 2;
+  while (t->sizes > 1 && t->rows[t->sizes - 1] > t->most)
     t->sizes--;
 }
 

@@ -28,7 +28,7 @@ typedef struct mr_tuned { /* products that read the same rows */
 } mr_tuned;
 
 struct mr_tuning {
-  int step_tokens; /* the fewest with which a token costs next to the least; 0: not measured */
+  int step_tokens; /* with which a token costs next to the least; 0: not measured */
   int n_shapes;
   mr_tuned shapes[MR_TUNE_SHAPES];
   double took_s; /* the measurement; 0: it was not made by this process */

@@ -1,13 +1,14 @@
 /* avx2_i8.c: the int8 GEMM on AVX2: int8 by groups of 64 along K; see kernels.h.
  *
- * A panel is, for each group: int8 [16 steps of 4 along K][NR columns][4], then float scales[NR]. A
- * row is int8 [groups][64], then float scales[groups].
+ * A panel is, for each group: int8 [steps along K][NR columns][values of a step], then float
+ * scales[NR]. A row is the values of all groups, then float scales[groups].
  *
- * maddubs wants one unsigned side: |w| times a with the sign of w. Pairs stay below 2 * 127 * 127 =
- * 32258, so their 16-bit sums are exact, as is the int32 sum of a group. A group then adds
- * fma(float(sum) * sw, sa, y), in the order of the groups: the same for every tile.
- *
- * CPUs with AVX-VNNI do the same in one vpdpbusd, which does not saturate: the same sums.
+ * AVX2 has no product of bytes with both signs that does not saturate: a step is two values, which
+ * are widened to 16 bits (a row's when it is packed, a panel's in the tile, once for all rows), and
+ * multiplied by pmaddwd. CPUs with AVX-VNNI have vpdpbusd: a step is four bytes, and as one side
+ * must be unsigned it is |w| times a with the sign of w. The int32 sums of a group are exact either
+ * way. A group then adds fma(float(sum) * sw, sa, y), in the order of the groups: the same bits for
+ * every tile and both ways.
  */
 #include <immintrin.h>
 #include <math.h>
@@ -19,7 +20,9 @@
 #define GROUP 64
 #define NR 16
 #define GROUP_BYTES (NR * GROUP + NR * 4)
-#define TILE_ROWS 3
+#define PAIR_ROWS 6 /* of a register tile: 12 sums, and what is multiplied */
+#define VNNI_ROWS 3
+#define BLOCK_ROWS 96 /* about, that meet all panels while they are in the second-level cache */
 #define PREFETCH_AHEAD (4 * GROUP_BYTES)
 #define UNROLL _Pragma("GCC unroll 16")
 #define INLINE static inline __attribute__((always_inline))
@@ -32,7 +35,11 @@ static size_t panel_bytes(int k) {
   return (size_t)groups_of(k) * GROUP_BYTES;
 }
 
-static size_t row_bytes(int k) {
+static size_t pair_row_bytes(int k) {
+  return ((size_t)groups_of(k) * (2 * GROUP + 4) + 63) / 64 * 64;
+}
+
+static size_t vnni_row_bytes(int k) {
   return ((size_t)groups_of(k) * (GROUP + 4) + 63) / 64 * 64;
 }
 
@@ -100,7 +107,7 @@ static float quantize(int8_t *q, const __m256 v[8]) {
   return amax / 127.0f;
 }
 
-static void pack_row(void *dst, const float *x, int k) {
+static void pack_row_vnni(void *dst, const float *x, int k) {
   int groups = groups_of(k);
   int8_t *q = dst;
   float *scales = (float *)(void *)(q + (size_t)groups * GROUP);
@@ -111,7 +118,23 @@ static void pack_row(void *dst, const float *x, int k) {
   }
 }
 
-static void pack_panel(void *dst, const float *w, size_t ld, int cols, int k) {
+static void pack_row_pairs(void *dst, const float *x, int k) {
+  int groups = groups_of(k);
+  int16_t *wide = dst;
+  float *scales = (float *)(void *)(wide + (size_t)groups * GROUP);
+  for (int g = 0; g < groups; g++, wide += GROUP) {
+    int8_t q[GROUP];
+    __m256 v[8];
+    rotate(v, x, k, g);
+    scales[g] = quantize(q, v);
+    for (int i = 0; i < GROUP; i += 16)
+      _mm256_storeu_si256((__m256i *)(void *)(wide + i),
+                          _mm256_cvtepi8_epi16(_mm_loadu_si128((__m128i *)(void *)(q + i))));
+  }
+}
+
+/* step: values of a column that lie together; a constant. */
+INLINE void pack_columns(void *dst, const float *w, size_t ld, int cols, int k, int step) {
   int8_t *group = dst, q[GROUP];
   for (int g = 0; g < groups_of(k); g++, group += GROUP_BYTES) {
     float *scales = (float *)(void *)(group + NR * GROUP);
@@ -120,10 +143,18 @@ static void pack_panel(void *dst, const float *w, size_t ld, int cols, int k) {
       __m256 v[8];
       rotate(v, w + (size_t)c * ld, k, g);
       scales[c] = quantize(q, v) / 64.0f; /* both rotations grow sums by 64 */
-      for (int i = 0; i < GROUP; i += 4)
-        memcpy(group + i * NR + c * 4, q + i, 4);
+      for (int i = 0; i < GROUP; i += step)
+        memcpy(group + i * NR + c * step, q + i, (size_t)step);
     }
   }
+}
+
+static void pack_panel_pairs(void *dst, const float *w, size_t ld, int cols, int k) {
+  pack_columns(dst, w, ld, cols, k, 2);
+}
+
+static void pack_panel_vnni(void *dst, const float *w, size_t ld, int cols, int k) {
+  pack_columns(dst, w, ld, cols, k, 4);
 }
 
 /* ------------------------------------------------------------------ register tiles */
@@ -138,7 +169,8 @@ typedef struct i8_gemm { /* one panel */
   int accumulate;
 } i8_gemm;
 
-static void finish(const i8_gemm *g, int row, int j, __m256 v) {
+/* Vector j of a row, with bias or columns that are missing. */
+static void finish_some(const i8_gemm *g, int row, int j, __m256 v) {
   __m256i in = _mm256_cmpgt_epi32(_mm256_set1_epi32(g->cols - 8 * j),
                                   _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
   float *y = g->y + (size_t)row * g->ldy + 8 * j;
@@ -149,47 +181,81 @@ static void finish(const i8_gemm *g, int row, int j, __m256 v) {
   _mm256_maskstore_ps(y, in, v);
 }
 
-/* sum[4 * column of int32] += w a; vnni is a constant, here and below */
-INLINE __m256i dot4(__m256i sum, __m256i abs_w, __m256i w, __m256i a, int vnni) {
-  a = _mm256_sign_epi8(a, w);
-  if (vnni) { /* as asm: this file must not need a CPU that has it */
-    __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(abs_w), "x"(a));
-    return sum;
-  }
-  __m256i pairs = _mm256_maddubs_epi16(abs_w, a);
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+/* Without them by whole vectors: masked stores are slow on AMD's CPUs. */
+INLINE void finish(const i8_gemm *g, int row, int j, __m256 v) {
+  float *y = g->y + (size_t)row * g->ldy + 8 * j;
+  if (g->bias != NULL || g->cols < NR)
+    finish_some(g, row, j, v);
+  else
+    _mm256_storeu_ps(y, g->accumulate ? _mm256_add_ps(v, _mm256_loadu_ps(y)) : v);
 }
 
+/* Four bytes of a row in each lane. */
 INLINE __m256i broadcast4(const int8_t *p) {
   int32_t v;
   memcpy(&v, p, sizeof v);
   return _mm256_set1_epi32(v);
 }
 
-/* The exact sums of one group, rows x NR. */
+/* sum += w a, by lanes of int32. The instructions are asm so that all twelve sums of a tile stay in
+ * registers, and as this file must not need a CPU that has vpdpbusd. */
+INLINE __m256i dot2(__m256i sum, __m256i w, __m256i a) {
+  __m256i t;
+  __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(t) : "x"(w), "x"(a));
+  return sum;
+}
+
+INLINE __m256i dot4(__m256i sum, __m256i abs_w, __m256i w, __m256i a) {
+  a = _mm256_sign_epi8(a, w);
+  __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(abs_w), "x"(a));
+  return sum;
+}
+
+/* One step of a group: of the columns of vector j. */
+INLINE void pair_step(__m256i sum[][2], const int8_t *x, size_t stride, const int8_t *w, int rows) {
+  const __m128i *half = (const __m128i *)(const void *)w;
+  __m256i w0 = _mm256_cvtepi8_epi16(_mm_load_si128(half));
+  __m256i w1 = _mm256_cvtepi8_epi16(_mm_load_si128(half + 1));
+  UNROLL for (int i = 0; i < rows; i++) {
+    __m256i a = broadcast4(x + (size_t)i * stride);
+    sum[i][0] = dot2(sum[i][0], w0, a);
+    sum[i][1] = dot2(sum[i][1], w1, a);
+  }
+}
+
+INLINE void vnni_step(__m256i sum[][2], const int8_t *x, size_t stride, const int8_t *w, int rows) {
+  UNROLL for (int j = 0; j < 2; j++) {
+    __m256i b = _mm256_load_si256((const __m256i *)(const void *)(w + j * 32));
+    __m256i u = _mm256_abs_epi8(b);
+    UNROLL for (int i = 0; i < rows; i++) sum[i][j] =
+        dot4(sum[i][j], u, b, broadcast4(x + (size_t)i * stride));
+  }
+}
+
+/* The exact sums of one group, rows x NR. vnni is a constant, here and below. */
 INLINE void group_sums(__m256i sum[][2], const int8_t *x, size_t stride, const int8_t *w, int rows,
                        int cold, int vnni) {
+  int step = vnni ? 4 : 2;
   UNROLL for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] = _mm256_setzero_si256();
-  for (int s = 0; s < GROUP / 4; s++) {
+  _Pragma("GCC unroll 4") for (int s = 0; s < GROUP / step; s++, x += 4, w += NR * step) {
     if (cold)
-      _mm_prefetch((const char *)w + s * NR * 4 + PREFETCH_AHEAD, _MM_HINT_T0);
-    UNROLL for (int j = 0; j < 2; j++) {
-      __m256i b = _mm256_load_si256((const __m256i *)(const void *)(w + s * NR * 4 + j * 32));
-      __m256i u = _mm256_abs_epi8(b);
-      UNROLL for (int i = 0; i < rows; i++) sum[i][j] =
-          dot4(sum[i][j], u, b, broadcast4(x + (size_t)i * stride + s * 4), vnni);
-    }
+      _mm_prefetch((const char *)w + PREFETCH_AHEAD, _MM_HINT_T0);
+    if (vnni)
+      vnni_step(sum, x, stride, w, rows);
+    else
+      pair_step(sum, x, stride, w, rows);
   }
 }
 
 INLINE void tile(const i8_gemm *g, int i0, int rows, int cold, int vnni) {
+  size_t group = vnni ? GROUP : 2 * GROUP;
   const int8_t *x = g->x + (size_t)i0 * g->row_bytes, *w = g->panel;
-  const float *sa = (const float *)(const void *)(x + (size_t)g->groups * GROUP);
-  __m256 y[TILE_ROWS][2];
+  const float *sa = (const float *)(const void *)(x + (size_t)g->groups * group);
+  __m256 y[PAIR_ROWS][2];
   UNROLL for (int i = 0; i < rows; i++) y[i][0] = y[i][1] = _mm256_setzero_ps();
   for (int q = 0; q < g->groups; q++, w += GROUP_BYTES) {
-    __m256i sum[TILE_ROWS][2];
-    group_sums(sum, x + (size_t)q * GROUP, g->row_bytes, w, rows, cold, vnni);
+    __m256i sum[PAIR_ROWS][2];
+    group_sums(sum, x + (size_t)q * group, g->row_bytes, w, rows, cold, vnni);
     const float *sw = (const float *)(const void *)(w + NR * GROUP);
     UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < 2; j++) {
       __m256 a = _mm256_set1_ps(sa[(size_t)i * g->row_bytes / 4 + (size_t)q]);
@@ -201,52 +267,51 @@ INLINE void tile(const i8_gemm *g, int i0, int rows, int cold, int vnni) {
       finish(g, i0 + i, j, y[i][j]);
 }
 
+#define TILE_CASE(R, COLD)                                                                         \
+  case 2 * (R) + (COLD):                                                                           \
+    if (!vnni || (R) <= VNNI_ROWS)                                                                 \
+      tile(g, i0, R, COLD, vnni);                                                                  \
+    break;
+#define TILE_CASES(R) TILE_CASE(R, 0) TILE_CASE(R, 1)
+
 INLINE void any_tile(const i8_gemm *g, int i0, int rows, int cold, int vnni) {
   switch (rows * 2 + cold) {
-  case 2:
-    tile(g, i0, 1, 0, vnni);
-    break;
-  case 3:
-    tile(g, i0, 1, 1, vnni);
-    break;
-  case 4:
-    tile(g, i0, 2, 0, vnni);
-    break;
-  case 5:
-    tile(g, i0, 2, 1, vnni);
-    break;
-  case 6:
-    tile(g, i0, 3, 0, vnni);
-    break;
-  default:
-    tile(g, i0, 3, 1, vnni);
-    break;
+    TILE_CASES(1)
+    TILE_CASES(2)
+    TILE_CASES(3)
+    TILE_CASES(4)
+    TILE_CASES(5)
+    TILE_CASES(6)
   }
 }
 
 INLINE void any_gemm(float *y, size_t ldy, const void *x, int m, const void *w, int p0, int p1,
                      int n, int k, const float *bias, int accumulate, int vnni) {
-  int tiles = (m + TILE_ROWS - 1) / TILE_ROWS;
-  for (int p = p0; p < p1; p++) {
-    int col = p * NR;
-    const i8_gemm g = {y + col,
-                       ldy,
-                       x,
-                       row_bytes(k),
-                       (const int8_t *)w + (size_t)p * panel_bytes(k),
-                       groups_of(k),
-                       n - col < NR ? n - col : NR,
-                       bias != NULL ? bias + col : NULL,
-                       accumulate};
-    for (int t = 0; t < tiles; t++) {
-      int i0 = (int)((int64_t)m * t / tiles), i1 = (int)((int64_t)m * (t + 1) / tiles);
-      any_tile(&g, i0, i1 - i0, t == 0, vnni);
+  int most = vnni ? VNNI_ROWS : PAIR_ROWS, tiles = (m + most - 1) / most;
+  int blocks = (m + BLOCK_ROWS - 1) / BLOCK_ROWS;
+  for (int b = 0; b < blocks; b++) {
+    int t0 = (int)((int64_t)tiles * b / blocks), t1 = (int)((int64_t)tiles * (b + 1) / blocks);
+    for (int p = p0; p < p1; p++) {
+      int col = p * NR;
+      const i8_gemm g = {y + col,
+                         ldy,
+                         x,
+                         vnni ? vnni_row_bytes(k) : pair_row_bytes(k),
+                         (const int8_t *)w + (size_t)p * panel_bytes(k),
+                         groups_of(k),
+                         n - col < NR ? n - col : NR,
+                         bias != NULL ? bias + col : NULL,
+                         accumulate};
+      for (int t = t0; t < t1; t++) {
+        int i0 = (int)((int64_t)m * t / tiles), i1 = (int)((int64_t)m * (t + 1) / tiles);
+        any_tile(&g, i0, i1 - i0, t == t0, vnni);
+      }
     }
   }
 }
 
-static void gemm(float *y, size_t ldy, const void *x, int m, const void *w, int p0, int p1, int n,
-                 int k, const float *bias, int accumulate) {
+static void gemm_pairs(float *y, size_t ldy, const void *x, int m, const void *w, int p0, int p1,
+                       int n, int k, const float *bias, int accumulate) {
   any_gemm(y, ldy, x, m, w, p0, p1, n, k, bias, accumulate, 0);
 }
 
@@ -256,12 +321,13 @@ static void gemm_vnni(float *y, size_t ldy, const void *x, int m, const void *w,
 }
 
 void mr_k_fill_avx2_i8(mr_kernels *k) {
-  k->gemm[MR_SCHEME_I8] =
-      (mr_gemm_ops){NR, 128, panel_bytes, row_bytes, pack_panel, pack_row, gemm};
+  k->gemm[MR_SCHEME_I8] = (mr_gemm_ops){
+      NR, 128, panel_bytes, pair_row_bytes, pack_panel_pairs, pack_row_pairs, gemm_pairs};
 }
 
 void mr_k_fill_avxvnni(mr_kernels *k) {
   mr_k_fill_avx2(k);
   k->name = "avxvnni";
-  k->gemm[MR_SCHEME_I8].gemm = gemm_vnni;
+  k->gemm[MR_SCHEME_I8] = (mr_gemm_ops){
+      NR, 128, panel_bytes, vnni_row_bytes, pack_panel_vnni, pack_row_vnni, gemm_vnni};
 }

@@ -28,7 +28,10 @@ V_INLINE void vstore(float *p, vf v) {
   _mm256_storeu_ps(p, v);
 }
 V_INLINE void vstore_n(float *p, vf v, int n) {
-  _mm256_maskstore_ps(p, v_first(n), v);
+  if (n >= VL) /* masked stores are slow on AMD's CPUs */
+    vstore(p, v);
+  else
+    _mm256_maskstore_ps(p, v_first(n), v);
 }
 V_INLINE vf vset1(float x) {
   return _mm256_set1_ps(x);

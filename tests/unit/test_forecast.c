@@ -69,8 +69,8 @@ static void shared(void **state) {
   mr_forecast f = forecast((mr_forecast_in){0}, &s);
   assert_int_equal(f.rows, ROWS);
   assert_int_equal(f.shared_tokens, 3 * 2 * BLOCK);
-  assert_int_equal(f.groups, 1);
-  assert_int_equal(f.grouped_rows, 4);
+  assert_int_equal(f.order.groups, 1);
+  assert_int_equal(f.order.grouped_rows, 4);
   assert_true(s == ROWS * (PROMPT + OUT - 1) - 3 * 2 * BLOCK);
   f = forecast((mr_forecast_in){.no_sharing = true}, &s);
   assert_int_equal(f.shared_tokens, 3 * 2 * BLOCK);

@@ -13,6 +13,7 @@
 #include "temp.h"
 
 static const uint32_t *row_adapters; /* of each row, from 1; NULL: none */
+static const int *row_outputs;       /* tokens of each row; NULL: one */
 
 /* A plan of rows with these lengths; -1: a bad row. A row's prompt begins with as many tokens of
  * its head as `head` says, and goes on with its own number; NULL: they are all alike. */
@@ -30,7 +31,9 @@ static mr_plan *plan_with(const int *lengths, const start *starts, int n) {
   for (int i = 0; i < n; i++) {
     bool bad = lengths[i] < 0;
     mr_plan_record rec = {.e = {.n_prompt = bad ? 0 : lengths[i],
-                                .n_out = bad ? 0 : 1,
+                                .n_out = bad           ? 0
+                                         : row_outputs ? row_outputs[i]
+                                                       : 1,
                                 .adapter = row_adapters ? row_adapters[i] : 0,
                                 .kind = bad ? MR_ROW_BAD : MR_ROW_PLAIN},
                           .json = "{}",
@@ -169,22 +172,105 @@ static void rows_of_an_adapter_come_together(void **state) {
   mr_plan_close(p);
 }
 
+/* Rows that are mostly prompt come between those that are mostly output, which lead by a quarter;
+ * each kind in its own order, a group of either kind whole, and what a group shares counts once. */
+static void kinds_of_rows_take_turns(void **state) {
+  (void)state;
+  enum { LONG = 20, PROMPTS = 40, N = LONG + PROMPTS };
+  static int lengths[N], outputs[N];
+  static start starts[N];
+  int seen[2] = {0, 0}, last_long = -1, n = 0;
+  double prefill = 0, decode = 0, all_prefill = 0;
+  uint64_t row;
+  for (int i = 0; i < N; i++) {
+    bool is_long = i < LONG;
+    lengths[i] = is_long ? 20 : 400;
+    outputs[i] = is_long ? 300 : 2;
+    starts[i] = is_long ? (start){0, 0} : (start){1 + i % 2, 256}; /* two groups */
+    all_prefill += lengths[i] - (i >= LONG + 2 ? 256 : 0);
+  }
+  row_outputs = outputs;
+  mr_plan *p = plan_with(lengths, starts, N);
+  row_outputs = NULL;
+  mr_schedule *s = open_with(p, 0, NULL);
+  assert_true(mr_schedule_info_of(s).blended);
+  assert_int_equal(mr_schedule_info_of(s).groups, 2);
+  bool begun[2] = {false, false};
+  int changes = 0, last_group = -1;
+  for (; next(s, &row); n++) {
+    bool is_long = row < LONG;
+    if (is_long) {
+      assert_true((int)row > last_long); /* equal ones in input order */
+      last_long = (int)row;
+    } else {
+      int g = (int)row % 2;
+      changes += g != last_group;
+      last_group = g;
+      prefill += begun[g] ? 400 - 256 : 400;
+      begun[g] = true;
+    }
+    seen[is_long]++;
+    prefill += is_long ? 20 : 0;
+    decode += outputs[row];
+    if (seen[1] < LONG && seen[0] < PROMPTS) { /* neither scan is at its end */
+      double ahead = decode / (LONG * 300 + PROMPTS * 2) - prefill / all_prefill;
+      assert_true(ahead > 0.25 - 0.08 || seen[1] + seen[0] < 8);
+      assert_true(ahead < 0.25 + 0.08);
+    }
+  }
+  assert_int_equal(n, N);
+  assert_int_equal(changes, 2);
+  assert_int_equal(seen[1], LONG);
+  mr_schedule_close(s);
+  mr_plan_close(p);
+}
+
+/* Where there are fewer octaves between them the scan from the front is alone: most output first.
+ */
+static void neighbours_do_not_take_turns(void **state) {
+  (void)state;
+  const int lengths[] = {100, 100, 900, 100, 100}, outputs[] = {4, 15, 7, 8, 5};
+  const int want[] = {1, 3, 2, 0, 4};
+  row_outputs = outputs;
+  mr_plan *p = plan_of(lengths, 5);
+  row_outputs = NULL;
+  order_is(p, NULL, want, 5);
+  mr_plan_close(p);
+}
+
 /* The order is the same whether it was found in memory or through files. */
 static void files_change_nothing(void **state) {
   (void)state;
   enum { N = 700 };
-  static int lengths[N];
+  static int lengths[N], outputs[N];
+  static uint32_t adapters[N];
   static start starts[N];
   for (int i = 0; i < N; i++) {
+    outputs[i] = 1 << i * 13 % 9;
+    adapters[i] = (uint32_t)(i * 7 % 3);
     lengths[i] = i % 41 == 7 ? -1 : 3 + i * 7919 % 900;
     starts[i] = (start){i * 31 % 11, i % 2 ? 40 : i % 5 * 150};
   }
+  row_outputs = outputs;
+  row_adapters = adapters;
   mr_plan *p = plan_with(lengths, starts, N);
+  row_outputs = NULL;
+  row_adapters = NULL;
   mr_schedule *a = open_with(p, 0, NULL), *b = open_with(p, 500, NULL);
+  mr_err e = MR_ERR_INIT;
   uint64_t x, y;
-  for (int i = 0; i < N; i++) {
-    assert_true(next(a, &x) && next(b, &y));
-    assert_int_equal(x, y);
+  for (int again = 0; again < 2; again++) { /* the second time after a rewind in the middle */
+    static unsigned char seen[N];
+    int n = again ? N : N / 3;
+    memset(seen, 0, sizeof seen);
+    for (int i = 0; i < n; i++) {
+      assert_true(next(a, &x) && next(b, &y));
+      assert_int_equal(x, y);
+      assert_true(x < N && !seen[x]++);
+    }
+    assert_true(!again || !next(a, &x));
+    assert_int_equal(mr_schedule_rewind(a, &e), MR_OK);
+    assert_int_equal(mr_schedule_rewind(b, &e), MR_OK);
   }
   mr_schedule_close(a);
   mr_schedule_close(b);
@@ -222,6 +308,8 @@ int main(void) {
       cmocka_unit_test(rows_that_begin_alike_come_together),
       cmocka_unit_test(groups_inside_groups),
       cmocka_unit_test(rows_of_an_adapter_come_together),
+      cmocka_unit_test(kinds_of_rows_take_turns),
+      cmocka_unit_test(neighbours_do_not_take_turns),
       cmocka_unit_test(files_change_nothing),
       cmocka_unit_test(a_full_disk_is_told),
   };
