@@ -48,7 +48,7 @@ HOST_MUTANTS = [
     ("weights come while the ones before are in use", "src/backend_gpu_stream.c", "mr_code rc = o->wait(g->dev, s->copy, s->free[at]);",
      "mr_code rc = MR_OK;", "gpu_stream"),
     ("rows of the shared expert lie among the others", "src/backend_gpu_experts.c", "size_t first = shared ? chosen_rows(g) : 0;", "size_t first = 0;", "gpu_models"),
-    ("a group shares a split that only begins alike", "src/backend_gpu_groups.c", "return n / SPLIT_PAGES;", "return up(n, SPLIT_PAGES);", "gpu_groups"),
+    ("a group shares a split that only begins alike", "src/backend_gpu_groups.c", "return n / SPLIT_PAGES;", "return mr_gpu_up(n, SPLIT_PAGES);", "gpu_groups"),
     ("a parked page is written again before it was copied", "src/engine_device.c", "mr_code rc = d->dev->ops->sync(d->dev, d->stream);\n  return rc ? rc\n",
      "mr_code rc = MR_OK;\n  return rc ? rc\n", "engine_device"),
     ("a page is used before it came back", "src/kvtier.c", "p->sent = t->memory && p->n;", "p->sent = false;", "engine_device"),
