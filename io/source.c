@@ -30,7 +30,9 @@ struct mr_source {
   const char *head; /* bytes read to look at them and not handed on yet */
   size_t n_head;
   struct archive *a; /* NULL: plain text */
+  bool packed;       /* a unpacks zstd, xz or bzip2 */
   bool members;      /* a is a tar or zip, not one compressed text */
+  uint64_t fed;      /* bytes that a was given */
   size_t n_members, n_rows_members;
   bool open; /* a text is open for reading */
   mr_err io; /* what went wrong below libarchive */
@@ -243,6 +245,7 @@ static la_ssize_t on_read(struct archive *a, void *ctx, const void **buffer) {
     return ARCHIVE_FATAL;
   }
   *buffer = data;
+  s->fed += n;
   return (la_ssize_t)n;
 }
 
@@ -310,6 +313,8 @@ static mr_code archive_failed(mr_source *s, const char *name, mr_err *err) {
       *err = s->io;
     return s->io.code;
   }
+  if (archive_errno(s->a) == ENOMEM)
+    return mr_err_at(err, MR_E_NOMEM, name, 0, -1, "out of memory for unpacking it");
   const char *why = archive_error_string(s->a);
   return mr_err_at(err, MR_E_DATA, name, 0, -1, "the compressed data or archive is broken: %s",
                    why ? why : "no reason given");
@@ -389,6 +394,28 @@ static mr_code check_rows_member(const mr_source *s, const char *path, mr_err *e
                 : MR_OK;
 }
 
+/* libarchive passes bytes on as they are where the head of a stream is cut off or damaged ... */
+static mr_code check_begin(const mr_source *s, mr_err *err) {
+  if (!s->packed || archive_filter_code(s->a, 0) != ARCHIVE_FILTER_NONE)
+    return MR_OK;
+  return mr_err_at(err, MR_E_DATA, shown(s), 0, -1,
+                   "the compressed data is broken: its head is damaged or cut off");
+}
+
+/* ... and with bzip2, of which many programs write one stream after another, ends before it. */
+static mr_code check_end(mr_source *s, mr_err *err) {
+  const char *data;
+  size_t n = 0;
+  if (!s->packed || s->members)
+    return MR_OK;
+  mr_code rc = lower_read(s, &data, &n, err);
+  if (rc != MR_OK || (!n && (uint64_t)archive_filter_bytes(s->a, -1) == s->fed))
+    return rc;
+  return mr_err_at(err, MR_E_DATA, shown(s), 0, -1,
+                   "behind the compressed data is something else, or a part of it whose head is "
+                   "damaged or cut off");
+}
+
 /* Goes to the next member with rows; *more false: no further one. */
 static mr_code next_member(mr_source *s, bool *more, mr_err *err) {
   *more = false;
@@ -400,6 +427,9 @@ static mr_code next_member(mr_source *s, bool *more, mr_err *err) {
       break;
     if (!read || (r != ARCHIVE_OK && r != ARCHIVE_WARN))
       return archive_failed(s, shown(s), err);
+    mr_code rc = check_begin(s, err);
+    if (rc != MR_OK)
+      return rc;
     int f = archive_format(s->a) & ARCHIVE_FORMAT_BASE_MASK;
     s->members = f == ARCHIVE_FORMAT_TAR || f == ARCHIVE_FORMAT_ZIP;
     *more = true;
@@ -409,7 +439,7 @@ static mr_code next_member(mr_source *s, bool *more, mr_err *err) {
     const char *path = archive_entry_pathname(e);
     if (!path)
       path = archive_entry_pathname_utf8(e);
-    mr_code rc = check_member(s, e, path, err);
+    rc = check_member(s, e, path, err);
     if (rc != MR_OK)
       return rc;
     if (archive_entry_filetype(e) == AE_IFREG && is_rows_name(path)) {
@@ -436,7 +466,8 @@ static void close_file(mr_source *s) {
   s->gz = NULL;
   s->fd = -1;
   s->n_head = 0;
-  s->open = s->members = false;
+  s->open = s->packed = s->members = false;
+  s->fed = 0;
   s->n_members = s->n_rows_members = 0;
 }
 
@@ -477,7 +508,8 @@ static mr_code open_file(mr_source *s, mr_err *err) {
                      s->n_head ? "" : "is empty, and so ");
   if (f == FORM_GZIP && (rc = unpack_gzip(s, &f, err)) != MR_OK)
     return rc;
-  if (f == FORM_FILTER && (rc = check_dictionary(s, err)) != MR_OK)
+  s->packed = f == FORM_FILTER;
+  if (s->packed && (rc = check_dictionary(s, err)) != MR_OK)
     return rc;
   return f == FORM_PLAIN ? set_name(s, NULL, err) : archive_start(s, err);
 }
@@ -517,6 +549,8 @@ mr_code mr_source_read(mr_source *s, const char **data, size_t *len, mr_err *err
     la_ssize_t n = archive_read_data(s->a, s->text, BLOCK_BYTES);
     if (n < 0 || s->io.code != MR_OK)
       rc = archive_failed(s, mr_source_name(s), err);
+    else if (n == 0)
+      rc = check_end(s, err);
     *data = s->text;
     *len = rc != MR_OK ? 0 : (size_t)n;
   }

@@ -137,6 +137,30 @@ static void cut_or_changed_data_is_refused(void **state) {
   }
 }
 
+/* bzip2 ends where the head of the next stream is not whole, and libarchive is silent about it. */
+static void bzip2_streams_whose_head_is_broken_are_refused(void **state) {
+  (void)state;
+  mr_err e = MR_ERR_INIT;
+  static char bytes[4096];
+  FILE *f = fopen(pack("b.jsonl.bz2", ARCHIVE_FILTER_BZIP2, "{}\n", 3), "rb");
+  size_t n = fread(bytes, 1, sizeof bytes / 2, f);
+  fclose(f);
+  memcpy(bytes + n, bytes, n);
+  assert_string_equal(one(temp_write("b.jsonl.bz2", bytes, 2 * n), &e), "b.jsonl.bz2|{}\n{}\n");
+  assert_int_equal(e.code, MR_OK);
+  for (size_t cut = 3; cut < 2 * n; cut++) {
+    one(temp_write("b.jsonl.bz2", bytes, cut), &e);
+    assert_int_equal(e.code, cut == n ? MR_OK : MR_E_DATA);
+  }
+  for (size_t at = n; at < n + 10; at++) {
+    bytes[at] ^= 64;
+    one(temp_write("b.jsonl.bz2", bytes, 2 * n), &e);
+    assert_int_equal(e.code, MR_E_DATA);
+    assert_non_null(strstr(e.file, "b.jsonl.bz2"));
+    bytes[at] ^= 64;
+  }
+}
+
 static void gzip_members_follow_each_other(void **state) {
   (void)state;
   static char bytes[4096];
@@ -233,6 +257,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(every_packing_gives_the_text),
       cmocka_unit_test(cut_or_changed_data_is_refused),
+      cmocka_unit_test(bzip2_streams_whose_head_is_broken_are_refused),
       cmocka_unit_test(gzip_members_follow_each_other),
       cmocka_unit_test(names_that_promise_packing_must_keep_it),
       cmocka_unit_test(archives_give_their_rows),
