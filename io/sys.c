@@ -46,13 +46,27 @@ void mr_sys_wake(void) {
   errno = error;
 }
 
+static double wake_s; /* 0: never */
+
+void mr_sys_wake_at(double seconds) {
+  wake_s = seconds;
+}
+
+/* Milliseconds until wake_s, as poll takes them: a day at most. */
+static int wake_ms(void) {
+  if (wake_s <= 0)
+    return -1;
+  double left = wake_s - mr_sys_seconds();
+  return left <= 0 ? 0 : left > 86400 ? 86400000 : (int)(1000 * left) + 1;
+}
+
 static int os_await(int fd) {
   struct pollfd p[] = {{.fd = fd, .events = POLLIN}, {.fd = wake_pipe[0], .events = POLLIN}};
   for (;;) {
-    int n = poll(p, 2, -1); /* a descriptor of -1 is passed over */
+    int ms = wake_ms(), n = poll(p, 2, ms); /* a descriptor of -1 is passed over */
     if (n < 0 && errno != EINTR)
       return -1;
-    if (n > 0 && p[1].revents) {
+    if ((n > 0 && p[1].revents) || (n == 0 && ms == 0)) {
       errno = EINTR;
       return -1;
     }
@@ -126,6 +140,13 @@ ssize_t mr_sys_pread_full(int fd, void *buf, size_t n, off_t at) {
     done += (size_t)k;
   }
   return (ssize_t)done;
+}
+
+int mr_sys_pread_all(int fd, void *buf, size_t n, off_t at) {
+  ssize_t k = mr_sys_pread_full(fd, buf, n, at);
+  if (k >= 0 && (size_t)k < n)
+    errno = EIO;
+  return k == (ssize_t)n ? 0 : -1;
 }
 
 int mr_sys_write_full(int fd, const void *buf, size_t n) {

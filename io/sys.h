@@ -47,6 +47,8 @@ extern const mr_sys *mr_sys_now; /* the table in force; tests point it elsewhere
  * early returns the bytes that were there. */
 ssize_t mr_sys_read_full(int fd, void *buf, size_t n);
 ssize_t mr_sys_pread_full(int fd, void *buf, size_t n, off_t at);
+/* All n bytes: 0, or -1; where the file ends before them errno is EIO, not what it was before. */
+int mr_sys_pread_all(int fd, void *buf, size_t n, off_t at);
 int mr_sys_write_full(int fd, const void *buf, size_t n);
 int mr_sys_pwrite_full(int fd, const void *buf, size_t n, off_t at);
 
@@ -58,6 +60,8 @@ int mr_sys_make_dir(const char *path);
  * left). */
 bool mr_sys_wake_open(void);
 void mr_sys_wake(void);
+/* Ends waits that last longer than until mr_sys_seconds() is this; 0: nothing does. */
+void mr_sys_wake_at(double seconds);
 
 /* Opens /dev/null where standard input, output or error is closed: otherwise the next file would
  * get that number, and messages would be written into it. */

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <zstd.h>
+#include <zstd_errors.h>
 
 #include "io/mem.h"
 #include "io/sys.h"
@@ -48,6 +49,14 @@ static mr_code nomem(mr_err *err) {
   return mr_err_set(err, MR_E_NOMEM, "out of memory");
 }
 
+/* Memory that runs out inside of zstd is neither a damaged frame nor a defect. */
+static mr_code zstd_failed(mr_err *err, mr_code code, const char *name, size_t n) {
+  if (ZSTD_getErrorCode(n) == ZSTD_error_memory_allocation)
+    return nomem(err);
+  return mr_err_at(err, code, name, 0, -1, "%s: %s",
+                   code == MR_E_DATA ? "a zstd frame is damaged" : "zstd", ZSTD_getErrorName(n));
+}
+
 mr_code mr_zpack_open(mr_zpack **out, int level, mr_err *err) {
   mr_zpack *z = mr_mem_alloc(1, sizeof *z);
   if (!z)
@@ -86,7 +95,7 @@ mr_code mr_zpack_frame(mr_zpack *z, const void *text, size_t len, mr_text *out, 
   size_t n = ZSTD_compress2(z->ctx, buf, bound, len ? text : "", len);
   mr_code rc = MR_OK;
   if (ZSTD_isError(n)) {
-    rc = mr_err_set(err, MR_E_INTERNAL, "zstd: %s", ZSTD_getErrorName(n));
+    rc = zstd_failed(err, MR_E_INTERNAL, NULL, n);
   } else {
     /* The frame ends with the low 32 bits of XXH64 of its content: what the seek table wants too.
      */
@@ -127,9 +136,10 @@ mr_code mr_zframe_unpack(const void *frame, size_t len, size_t max, const char *
     return nomem(err);
   size_t n = ZSTD_decompress(buf, (size_t)content, frame, len);
   mr_code rc = MR_OK;
-  if (ZSTD_isError(n) || n != content)
-    rc = mr_err_at(err, MR_E_DATA, name, 0, -1, "a zstd frame is damaged: %s",
-                   ZSTD_isError(n) ? ZSTD_getErrorName(n) : "wrong size");
+  if (ZSTD_isError(n))
+    rc = zstd_failed(err, MR_E_DATA, name, n);
+  else if (n != content)
+    rc = mr_err_at(err, MR_E_DATA, name, 0, -1, "a zstd frame is damaged: wrong size");
   else
     mr_text_add(out, buf, n);
   mr_mem_free(buf);
@@ -165,7 +175,7 @@ static mr_code read_table(mr_zfile *f, mr_err *err) {
   uint64_t size = (uint64_t)st.st_size;
   if (size < SKIP_HEAD_BYTES + FOOTER_BYTES)
     return bad_table(f->path, "it is too short for a seek table", err);
-  if (mr_sys_pread_full(f->fd, foot, FOOTER_BYTES, (off_t)(size - FOOTER_BYTES)) != FOOTER_BYTES)
+  if (mr_sys_pread_all(f->fd, foot, FOOTER_BYTES, (off_t)(size - FOOTER_BYTES)))
     return mr_err_errno(err, MR_E_IO, f->path, "cannot read");
   f->n = le32(foot);
   if (le32(foot + 5) != SEEK_MAGIC || foot[4] != HAS_CHECKSUMS)
@@ -173,7 +183,7 @@ static mr_code read_table(mr_zfile *f, mr_err *err) {
   uint64_t body = (uint64_t)f->n * ENTRY_BYTES + FOOTER_BYTES, table = body + SKIP_HEAD_BYTES;
   if (f->n > FRAMES_MAX || table > size)
     return bad_table(f->path, "the seek table is longer than the file", err);
-  if (mr_sys_pread_full(f->fd, head, SKIP_HEAD_BYTES, (off_t)(size - table)) != SKIP_HEAD_BYTES)
+  if (mr_sys_pread_all(f->fd, head, SKIP_HEAD_BYTES, (off_t)(size - table)))
     return mr_err_errno(err, MR_E_IO, f->path, "cannot read");
   if (le32(head) != SKIP_MAGIC || le32(head + 4) != body)
     return bad_table(f->path, "the seek table's head is damaged", err);
@@ -182,8 +192,7 @@ static mr_code read_table(mr_zfile *f, mr_err *err) {
   f->entries = mr_mem_alloc(f->n, sizeof *f->entries);
   f->at = mr_mem_alloc(f->n, sizeof *f->at);
   mr_code rc = raw && f->entries && f->at ? MR_OK : nomem(err);
-  if (!rc && mr_sys_pread_full(f->fd, raw, raw_bytes, (off_t)(size - table + SKIP_HEAD_BYTES)) !=
-                 (ssize_t)raw_bytes)
+  if (!rc && mr_sys_pread_all(f->fd, raw, raw_bytes, (off_t)(size - table + SKIP_HEAD_BYTES)))
     rc = mr_err_errno(err, MR_E_IO, f->path, "cannot read");
   if (!rc)
     rc = take_entries(f, raw, size - table, err);
@@ -225,7 +234,7 @@ mr_code mr_zfile_read(mr_zfile *f, uint32_t i, mr_text *out, mr_err *err) {
     return nomem(err);
   mr_code rc = MR_OK;
   mr_text_clear(out);
-  if (mr_sys_pread_full(f->fd, buf, e->packed, (off_t)f->at[i]) != (ssize_t)e->packed)
+  if (mr_sys_pread_all(f->fd, buf, e->packed, (off_t)f->at[i]))
     rc = mr_err_errno(err, MR_E_IO, f->path, "cannot read");
   if (!rc && (e->packed < 4 || le32(buf + e->packed - 4) != e->check))
     rc = bad_table(f->path, "a frame's checksum differs from the seek table", err);

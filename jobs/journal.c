@@ -51,15 +51,14 @@ static mr_code next(cursor *c, uint32_t *type, size_t *len, bool *good, mr_err *
   *good = false;
   if (c->size - c->at < HEAD_BYTES + TAIL_BYTES)
     return MR_OK;
-  if (mr_sys_pread_full(c->fd, head, sizeof head, (off_t)c->at) != (ssize_t)sizeof head)
+  if (mr_sys_pread_all(c->fd, head, sizeof head, (off_t)c->at))
     return mr_err_errno(err, MR_E_IO, c->path, "cannot read");
   uint32_t n = le32(head);
   if (n > PAYLOAD_MAX || n > c->size - c->at - HEAD_BYTES - TAIL_BYTES)
     return MR_OK;
   if (!mr_mem_grow((void **)&c->buf, &c->cap, (size_t)n + TAIL_BYTES, 1))
     return nomem(err);
-  if (mr_sys_pread_full(c->fd, c->buf, n + TAIL_BYTES, (off_t)(c->at + HEAD_BYTES)) !=
-      (ssize_t)(n + TAIL_BYTES))
+  if (mr_sys_pread_all(c->fd, c->buf, n + TAIL_BYTES, (off_t)(c->at + HEAD_BYTES)))
     return mr_err_errno(err, MR_E_IO, c->path, "cannot read");
   uint32_t crc = mr_crc32c(mr_crc32c(c->crc, head, sizeof head), c->buf, n);
   if (crc != le32(c->buf + n))

@@ -57,6 +57,8 @@ static mr_code gz_failed(mr_outfile *o, mr_err *err) {
     errno = o->write_errno;
     return mr_err_errno(err, MR_E_IO, o->path, "cannot write");
   }
+  if (archive_errno(o->gz) == ENOMEM)
+    return nomem(err);
   const char *why = archive_error_string(o->gz);
   return mr_err_at(err, MR_E_IO, o->path, 0, -1, "gzip: %s", why ? why : "unknown error");
 }

@@ -81,11 +81,42 @@ static void clock_goes_forward(void **state) {
   assert_true(mr_sys_now->wall_s() > 1700000000);
 }
 
+/* Where the file ends early there is no error of the system; one of an earlier call is not it. */
+static void an_early_end_is_an_error_of_its_own(void **state) {
+  (void)state;
+  char back[8];
+  int fd = temp_file();
+  assert_int_equal(mr_sys_write_full(fd, "01234", 5), 0);
+  assert_int_equal(mr_sys_pread_all(fd, back, 5, 0), 0);
+  errno = ENOENT;
+  assert_int_equal(mr_sys_pread_all(fd, back, 5, 1), -1);
+  assert_int_equal(errno, EIO);
+  close(fd);
+}
+
+static void a_wait_ends_at_its_time(void **state) {
+  (void)state;
+  int ends[2];
+  assert_int_equal(pipe(ends), 0);
+  double from = mr_sys_seconds();
+  mr_sys_wake_at(from + 0.05);
+  assert_int_equal(mr_sys_now->await(ends[0]), -1);
+  assert_int_equal(errno, EINTR);
+  assert_true(mr_sys_seconds() >= from + 0.05);
+  assert_int_equal(write(ends[1], "x", 1), 1);
+  assert_int_equal(mr_sys_now->await(ends[0]), 0); /* what is there is read all the same */
+  mr_sys_wake_at(0);
+  close(ends[0]);
+  close(ends[1]);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(full_calls_hide_short_counts),
       cmocka_unit_test(errors_come_through),
       cmocka_unit_test(clock_goes_forward),
+      cmocka_unit_test(an_early_end_is_an_error_of_its_own),
+      cmocka_unit_test(a_wait_ends_at_its_time),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
