@@ -25,14 +25,24 @@ void mr_run_tick(mr_run *r, const char *phase) {
   mr_progress_update(r->progress, &r->now, mr_signals_take_progress());
 }
 
-/* Seconds from now until the clock next shows `minutes` of the day. */
+/* Seconds from now until the clock next shows `minutes` of the day; mktime knows of days that have
+ * not 24 hours. */
 static double until(int minutes) {
-  time_t now = (time_t)mr_sys_now->wall_s();
+  time_t now = (time_t)mr_sys_now->wall_s(), at = -1;
   struct tm t;
   if (!localtime_r(&now, &t))
     return DAY_S;
-  int left = minutes * 60 - (t.tm_hour * 3600 + t.tm_min * 60 + t.tm_sec);
-  return left > 0 ? left : left + DAY_S;
+  const int today = t.tm_mday, month = t.tm_mon, year = t.tm_year;
+  for (int day = 0; day < 3 && at <= now; day++) {
+    t = (struct tm){.tm_year = year,
+                    .tm_mon = month,
+                    .tm_mday = today + day,
+                    .tm_hour = minutes / 60,
+                    .tm_min = minutes % 60,
+                    .tm_isdst = -1};
+    at = mktime(&t);
+  }
+  return at > now ? (double)(at - now) : DAY_S;
 }
 
 static void set_deadline(mr_run *r) {
@@ -43,6 +53,8 @@ static void set_deadline(mr_run *r) {
     if (r->deadline_s == 0 || at < r->deadline_s)
       r->deadline_s = at;
   }
+  mr_sys_wake_at(r->job.expire ? 0 : r->deadline_s); /* --expire: all rows get a line, so the input
+                                                        is awaited */
 }
 
 /* Everything that can be refused before a byte is written. */

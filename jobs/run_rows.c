@@ -604,7 +604,7 @@ static mr_code bad_rows(loop *l, bool *more, mr_err *err) {
     rc = commit_bad(l, &l->slots[l->next].rec, err);
     give_slot(l, l->next);
     l->pending = false;
-    if (rc || mr_signals_stop())
+    if (rc || !may_go_on(l))
       return rc;
   }
   return rc;
@@ -717,8 +717,6 @@ mr_code mr_run_rows(mr_run *r, mr_err *err) {
     rc = mr_run_predict(r, l.schedule, err);
   if (!rc)
     rc = bad_rows(&l, &more, err);
-  if (!rc && mr_signals_stop())
-    r->stopped = "a signal";
   if (!rc && !r->stopped && more)
     rc = load_and_run(&l, err);
   if (!rc && r->stopped && r->job.expire && !mr_signals_stop())

@@ -115,6 +115,17 @@ def blocked_input(work):
               f"exit {p.returncode} after {took:.2f} s")
         p.kill()
         p.communicate()
+        t = time.time()
+        p = start(words + ["--time-limit", "1s"], stdin=subprocess.PIPE)
+        try:
+            rc = p.wait(10)  # its standard input stays open
+        except subprocess.TimeoutExpired:
+            rc = "late"
+        took = time.time() - t
+        p.kill()
+        p.communicate()
+        check(f"a time limit while {name} is awaited", rc == 75 and took < 5 and not os.path.exists(f"{work}/blocked.run"),
+              f"exit {rc} after {took:.2f} s")
     os.close(writer)
 
 
@@ -129,6 +140,17 @@ def fifo_input(work, want):
             f.write(text[i:i + 501])
     rc, _, _ = end(p, 60)
     check("rows through a FIFO", rc == 1 and open(f"{work}/piped.jsonl", "rb").read() == want, f"exit {rc}")
+
+
+def changed_clock(work):
+    """--until where the clock is put on in three seconds to the time that is named, an hour ahead."""
+    at = int(time.time()) + 3
+    ahead, t = 3600 + -at % 60, time.gmtime(at)
+    zone = time.strftime(f"AAA0BBB-%H:%M:%S,{t.tm_yday - 1}/", time.gmtime(ahead)) + time.strftime("%H:%M:%S", t) + ",364/23"
+    p = start(command(work, f"{work}/until.jsonl", "fifo", "--until", time.strftime("%H:%M", time.gmtime(at + ahead))),
+              env=dict(os.environ, TZ=zone))
+    rc, took, _ = end(p, 15)
+    check("--until over a change of the clock", rc == 75 and took < 9, f"exit {rc} after {took:.2f} s")
 
 
 def long_job(work):
@@ -252,6 +274,17 @@ def file_size_limit(work, want):
           open(out, "rb").read() == want, f"exits {codes}")
 
 
+def merge_with_limit(work):
+    """A merge that may not write is told so by its exit status, and is made by the same command without the limit."""
+    for i in (1, 2):
+        run(command(work, f"{work}/part-{i}.jsonl", "rows.jsonl", "--shard", f"{i}/2", "--created", "5"))
+    words = [binary, "merge", "-o", f"{work}/merged.jsonl", f"{work}/part-1", f"{work}/part-2"]
+    limited = run(["bash", "-c", 'ulimit -f 0; exec "$@"', "bash", *words])
+    again = run(words)
+    check("a merge with a limit of the size of files", limited.returncode == 74 and again.returncode in (0, 1),
+          f"exits {limited.returncode}, {again.returncode}")
+
+
 def full_disk(work, want_many):
     d = f"{work}/small"
     os.mkdir(d)
@@ -278,6 +311,7 @@ def main():
         few, many = undisturbed(work, "rows.jsonl"), undisturbed(work, "many.jsonl")
         phases(work, many)
         blocked_input(work)
+        changed_clock(work)
         fifo_input(work, few)
         deadlines(work)
         second_signal(work, many)
@@ -287,6 +321,7 @@ def main():
         refused_outputs(work)
         read_only(work)
         file_size_limit(work, few)
+        merge_with_limit(work)
         full_disk(work, many)
     return 1 if failed else 0
 

@@ -185,6 +185,36 @@ static void merge_of_two_shards(void **state) {
   fault_assert_no_problems();
 }
 
+/* ---- deadlines */
+
+/* A time limit holds for rows that have an error already, too; each look at the clock takes time.
+ */
+static void a_time_limit_among_bad_rows(void **state) {
+  (void)state;
+  static char rows[160], model[160], out[160];
+  unsigned long long done = 0;
+  snprintf(rows, sizeof rows, "%s", fault_path("bad.jsonl"));
+  snprintf(model, sizeof model, "%s", fault_path("tiny.gguf"));
+  snprintf(out, sizeof out, "%s", fault_path("out/b.jsonl"));
+  FILE *f = fopen(rows, "wb");
+  assert_non_null(f);
+  for (int i = 0; i < 500; i++)
+    fprintf(f, "{\"id\":\"b%d\",\"prompt\":5}\n", i);
+  fputs("{\"id\":\"good\",\"prompt\":\"a\",\"max_tokens\":1}\n", f);
+  fclose(f);
+  no_fault();
+  const looking run = {.name = "run",
+                       .command = mr_cmd_run,
+                       .args = {rows, "-m", model, "-o", out, "--threads", "1", "--kv-memory",
+                                "1MiB", "--progress", "none", "--time-limit", "8s"}};
+  assert_int_equal(look(&run), MR_E_STOPPED);
+  const char *after = strstr(fault_said(), "the time limit after ");
+  assert_non_null(after);
+  assert_int_equal(sscanf(after, "the time limit after %llu of 501", &done), 1);
+  assert_true(done > 0 && done < 400);
+  mr_sys_wake_at(0);
+}
+
 /* ---- templates */
 
 static const char template_text[] =
@@ -250,6 +280,7 @@ int main(void) {
       cmocka_unit_test(plan_of_packed_inputs),
       cmocka_unit_test(check_of_packed_outputs),
       cmocka_unit_test(merge_of_two_shards),
+      cmocka_unit_test(a_time_limit_among_bad_rows),
       cmocka_unit_test(rendering_of_a_template),
   };
   return cmocka_run_group_tests(tests, begin, end);
