@@ -12,6 +12,7 @@
 #include "jobs/outfile.h"
 #include "jobs/progress.h"
 #include "jobs/report_files.h"
+#include "jobs/signals.h"
 
 #define REPORT_MAX ((size_t)16 << 20) /* bytes of a shard's report */
 
@@ -38,6 +39,9 @@ static mr_code to_file(void *ctx, uint64_t row, mr_line_kind kind, const char *l
                        mr_err *err) {
   mr_outfile **files = ctx;
   (void)row;
+  if (mr_signals_stop())
+    return mr_err_set(err, MR_E_STOPPED,
+                      "stopped by a signal; the same command merges the shards from the beginning");
   return mr_outfile_line(files[kind], line, len, err);
 }
 
@@ -159,6 +163,7 @@ static mr_code run(merger *g, mr_err *err) {
 int mr_cmd_merge(int argc, char **argv) {
   mr_err err = MR_ERR_INIT;
   merger g = {.start_s = mr_sys_seconds()};
+  mr_signals_install();
   mr_job_init(&g.job);
   mr_report_init(&g.report);
   mr_code rc = mr_job_parse(&g.job, MR_CMD_MERGE, argc, argv, &err);

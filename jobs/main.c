@@ -6,6 +6,7 @@
 #include "io/sys.h"
 #include "io/text.h"
 #include "jobs/cmd.h"
+#include "jobs/signals.h"
 
 typedef struct command {
   const char *name, *sub; /* sub: second word, or NULL */
@@ -82,6 +83,7 @@ static int dispatch(int argc, char **argv) {
 
 int main(int argc, char **argv) {
   mr_sys_hold_standard_files();
+  mr_signals_ignore_limits();
   if (argc < 2) {
     print_help();
     return MR_E_USAGE;

@@ -46,6 +46,10 @@ static void handle(int sig, void (*what)(int)) {
   sigaction(sig, &a, NULL);
 }
 
+void mr_signals_ignore_limits(void) {
+  handle(SIGXFSZ, SIG_IGN);
+}
+
 void mr_signals_install(void) {
   mr_sys_wake_open(); /* without it a wait for input ends with the alarm */
   handle(SIGTERM, on_stop);
@@ -54,7 +58,6 @@ void mr_signals_install(void) {
   handle(SIGUSR1, on_ask);
   handle(SIGPIPE, SIG_IGN);
   handle(SIGHUP, SIG_IGN);
-  handle(SIGXFSZ, SIG_IGN); /* the write fails instead, as on a full disk */
 }
 
 bool mr_signals_stop(void) {
