@@ -108,18 +108,27 @@ mr_code mr_durable_write(const char *path, const void *bytes, size_t len, mr_err
   return rc;
 }
 
-static mr_code remove_at_depth(const char *path, int depth, mr_err *err);
+static mr_code remove_at_depth(const char *path, const char *last, int depth, mr_err *err);
 
 /* Unlink first: a link to a directory is then removed itself and never followed. */
 static mr_code remove_entry(const char *path, int depth, mr_err *err) {
   if (mr_sys_now->unlink(path) == 0 || errno == ENOENT)
     return MR_OK;
   if (errno == EISDIR || errno == EPERM)
-    return remove_at_depth(path, depth, err);
+    return remove_at_depth(path, NULL, depth, err);
   return mr_err_errno(err, MR_E_IO, path, "cannot remove");
 }
 
-static mr_code remove_at_depth(const char *path, int depth, mr_err *err) {
+static mr_code remove_in(const char *dir, const char *name, int depth, mr_err *err) {
+  mr_text path = {0};
+  mr_text_addf(&path, "%s/%s", dir, name);
+  mr_code rc = path.failed ? mr_err_set(err, MR_E_NOMEM, "out of memory")
+                           : remove_entry(path.data, depth, err);
+  mr_text_free(&path);
+  return rc;
+}
+
+static mr_code remove_at_depth(const char *path, const char *last, int depth, mr_err *err) {
   if (depth == 0)
     return mr_err_at(err, MR_E_IO, path, 0, -1, "folders are nested deeper than %d; not removed",
                      TREE_DEPTH);
@@ -127,23 +136,23 @@ static mr_code remove_at_depth(const char *path, int depth, mr_err *err) {
   if (!d)
     return errno == ENOENT ? MR_OK : mr_err_errno(err, MR_E_IO, path, "cannot open the directory");
   mr_code rc = MR_OK;
-  mr_text name = {0};
-  for (struct dirent *e; rc == MR_OK && (e = readdir(d)) != NULL;) {
-    if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, ".."))
-      continue;
-    mr_text_clear(&name);
-    mr_text_addf(&name, "%s/%s", path, e->d_name);
-    rc = name.failed ? mr_err_set(err, MR_E_NOMEM, "out of memory")
-                     : remove_entry(name.data, depth - 1, err);
-  }
-  mr_text_free(&name);
+  for (struct dirent *e; rc == MR_OK && (e = readdir(d)) != NULL;)
+    if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 &&
+        (!last || strcmp(e->d_name, last) != 0))
+      rc = remove_in(path, e->d_name, depth - 1, err);
   closedir(d);
-  if (rc == MR_OK && mr_sys_now->rmdir(path) && errno != ENOENT)
+  if (rc == MR_OK && last)
+    rc = remove_in(path, last, depth - 1, err);
+  if (rc == MR_OK && mr_sys_now->rmdir(path) && errno != ENOENT && !(last && errno == ENOTEMPTY))
     rc = mr_err_errno(err, MR_E_IO, path, "cannot remove the directory");
   return rc;
 }
 
-mr_code mr_durable_remove_tree(const char *path, mr_err *err) {
-  mr_code rc = remove_at_depth(path, TREE_DEPTH, err);
+mr_code mr_durable_remove_tree_last(const char *path, const char *last, mr_err *err) {
+  mr_code rc = remove_at_depth(path, last, TREE_DEPTH, err);
   return rc ? rc : mr_durable_sync_parent(path, err);
+}
+
+mr_code mr_durable_remove_tree(const char *path, mr_err *err) {
+  return mr_durable_remove_tree_last(path, NULL, err);
 }

@@ -23,6 +23,9 @@ mr_code mr_durable_mkdir(const char *path, mr_err *err); /* an existing director
 mr_code mr_durable_write(const char *path, const void *bytes, size_t len, mr_err *err);
 mr_code mr_durable_rename(const char *from, const char *to, mr_err *err);
 mr_code mr_durable_remove_tree(const char *path, mr_err *err); /* nothing there is fine */
+/* The file `last` in it goes when all others are gone; what others make there after that stays, and
+ * so does the directory. */
+mr_code mr_durable_remove_tree_last(const char *path, const char *last, mr_err *err);
 
 /* fsync of a directory, and of the directory that holds `path`. */
 mr_code mr_durable_sync_dir(const char *dir, mr_err *err);

@@ -231,7 +231,7 @@ mr_code mr_commit_open(mr_commit **out, const mr_paths *p, mr_err *err) {
     rc = open_state(c, err);
   if (rc && c->lock_fd >= 0 && !was_there) {
     mr_err ignored = MR_ERR_INIT;
-    mr_durable_remove_tree(p->run, &ignored);
+    mr_rundir_remove(p, &ignored);
   }
   if (rc)
     mr_commit_close(c);
@@ -529,20 +529,34 @@ mr_code mr_commit_publish(mr_commit *c, const mr_manifest *m, mr_err *err) {
     rc = mr_durable_rename(c->paths->made[MR_FINAL_MANIFEST], c->paths->final[MR_FINAL_MANIFEST],
                            err);
   mr_text_free(&t);
-  return rc ? rc : mr_commit_discard(c, err);
+  if (!rc) { /* C7: the job is finished whether or not the litter goes; the next run tries again */
+    mr_err ignored = MR_ERR_INIT;
+    mr_commit_discard(c, &ignored);
+  }
+  return rc;
 }
 
+static void close_files(mr_commit *c) {
+  mr_journal_close(c->journal);
+  c->journal = NULL;
+  for (int i = 0; i < MR_STREAMS; i++) {
+    if (c->s[i].fd >= 0)
+      mr_sys_now->close(c->s[i].fd);
+    c->s[i].fd = -1;
+  }
+}
+
+/* Closed first: what is open keeps a name of its own on NFS, and its folder with it. */
 mr_code mr_commit_discard(mr_commit *c, mr_err *err) {
-  return mr_durable_remove_tree(c->paths->run, err);
+  close_files(c);
+  return mr_rundir_remove(c->paths, err);
 }
 
 void mr_commit_close(mr_commit *c) {
   if (!c)
     return;
-  mr_journal_close(c->journal);
+  close_files(c);
   for (int i = 0; i < MR_STREAMS; i++) {
-    if (c->s[i].fd >= 0)
-      mr_sys_now->close(c->s[i].fd);
     mr_text_free(&c->s[i].text);
     mr_mem_free(c->s[i].lines);
   }

@@ -97,9 +97,9 @@ mr_code mr_commit_assemble(mr_commit *c, mr_output_format format, int zstd_level
 /* Writes one of the report files into OUT.run and adds it to the manifest. */
 mr_code mr_commit_put(mr_commit *c, int final, const void *bytes, size_t len, mr_manifest *m,
                       mr_err *err);
-/* C6; then removes OUT.run. */
+/* C6; then removes OUT.run, if it can. */
 mr_code mr_commit_publish(mr_commit *c, const mr_manifest *m, mr_err *err);
-/* Removes OUT.run while the lock is held: nothing in it is needed. */
+/* Removes OUT.run while the lock is held: nothing in it is needed. It ends c, but for closing. */
 mr_code mr_commit_discard(mr_commit *c, mr_err *err);
 void mr_commit_close(mr_commit *c); /* NULL is fine */
 

@@ -177,15 +177,17 @@ mr_code mr_rundir_lock(const mr_paths *p, int *fd, mr_err *err) {
       continue;
     if (*fd < 0)
       return mr_err_errno(err, MR_E_CANTCREATE, p->lock, "cannot create");
-    bool locked = mr_sys_now->flock(*fd, LOCK_EX | LOCK_NB) == 0;
+    bool locked = mr_sys_now->flock(*fd, LOCK_EX | LOCK_NB) == 0, last = i >= LOCK_TRIES;
     if (locked && still_named(*fd, p->lock)) {
       write_holder(*fd);
       return MR_OK;
     }
     if (!locked && errno != EWOULDBLOCK)
       rc = mr_err_errno(err, MR_E_CANTCREATE, p->lock, "cannot lock");
-    else if (!locked && i >= LOCK_TRIES)
-      rc = held_by_other(*fd, p, err);
+    else if (last)
+      rc = locked ? mr_err_at(err, MR_E_IO, p->lock, 0, -1,
+                              "locked, but the file system does not say that it is still there")
+                  : held_by_other(*fd, p, err);
     mr_sys_now->close(*fd);
     *fd = -1;
     if (rc)
@@ -193,6 +195,11 @@ mr_code mr_rundir_lock(const mr_paths *p, int *fd, mr_err *err) {
     if (!locked) /* `status` holds it for an instant when it looks */
       nanosleep(&(struct timespec){0, LOCK_PAUSE_NS}, NULL);
   }
+}
+
+/* The lock goes last: who finds the directory without it may take it, and must find it empty. */
+mr_code mr_rundir_remove(const mr_paths *p, mr_err *err) {
+  return mr_durable_remove_tree_last(p->run, strrchr(p->lock, '/') + 1, err);
 }
 
 bool mr_rundir_is_locked(const mr_paths *p) {

@@ -45,6 +45,8 @@ void mr_paths_free(mr_paths *p);
 
 /* Creates the directory if need be and takes the lock: *fd. MR_E_STOPPED: another run holds it. */
 mr_code mr_rundir_lock(const mr_paths *p, int *fd, mr_err *err);
+/* Removes the directory, while the lock is held. */
+mr_code mr_rundir_remove(const mr_paths *p, mr_err *err);
 /* Whether a run holds the lock now. Writes nothing. */
 bool mr_rundir_is_locked(const mr_paths *p);
 

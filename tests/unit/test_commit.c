@@ -604,6 +604,55 @@ static void allocations_fail(void **state) {
   }
 }
 
+static int rmdir_busy(const char *path) {
+  (void)path;
+  errno = EBUSY;
+  return -1;
+}
+
+static int stat_fails(const char *path, struct stat *st) {
+  if (strstr(path, "/lock")) {
+    errno = EACCES;
+    return -1;
+  }
+  return mr_sys_os.stat(path, st);
+}
+
+/* C7: a state that cannot be removed is no failure of the job. */
+static void litter_that_stays_is_no_failure(void **state) {
+  (void)state;
+  mr_err e = MR_ERR_INIT;
+  mr_sys busy = mr_sys_os;
+  busy.rmdir = rmdir_busy;
+  wipe();
+  mr_sys_now = &busy;
+  mr_code rc = whole_run(0, 0, &e);
+  mr_sys_now = &sim;
+  assert_int_equal(rc, MR_OK);
+  assert_int_equal(whole_run(0, 0, &e), MR_OK); /* the next run removes it */
+  assert_as_undisturbed();
+}
+
+/* A lock that is held, and of which the file system does not say that it has its name, ends in an
+ * error, not in trying for ever. */
+static void a_lock_that_cannot_be_looked_at(void **state) {
+  (void)state;
+  mr_err e = MR_ERR_INIT;
+  mr_paths p;
+  int fd = -1;
+  mr_sys blind = mr_sys_os;
+  blind.stat = stat_fails;
+  wipe();
+  assert_int_equal(mr_paths_make(&p, base, output, &e), MR_OK);
+  mr_sys_now = &blind;
+  mr_code rc = mr_rundir_lock(&p, &fd, &e);
+  mr_sys_now = &sim;
+  assert_int_equal(rc, MR_E_IO);
+  assert_int_equal(fd, -1);
+  assert_non_null(strstr(e.file, "/lock"));
+  mr_paths_free(&p);
+}
+
 static int begin(void **state) {
   (void)state;
   mr_err e = MR_ERR_INIT;
@@ -652,6 +701,8 @@ int main(void) {
       cmocka_unit_test(failed_sync_is_final),
       cmocka_unit_test(a_row_twice_is_refused),
       cmocka_unit_test(unfinished_is_not_published),
+      cmocka_unit_test(litter_that_stays_is_no_failure),
+      cmocka_unit_test(a_lock_that_cannot_be_looked_at),
       cmocka_unit_test(buckets_and_orders),
       cmocka_unit_test(manifest_finds_every_flipped_bit),
       cmocka_unit_test(allocations_fail),

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -134,6 +135,44 @@ static void remove_tree_follows_no_link(void **state) {
   assert_int_equal(mr_mem_live(), 0);
 }
 
+static char seized[200]; /* the directory whose last file is removed */
+
+/* Another run takes the directory once its lock is gone; nothing else may be there then. */
+static int seizing_unlink(const char *path) {
+  char other[256];
+  const char *slash = strrchr(path, '/');
+  int r = mr_sys_os.unlink(path);
+  if (strcmp(slash, "/b-lock") != 0)
+    return r;
+  assert_int_equal(rmdir(seized), 0);
+  assert_int_equal(mkdir(seized, 0777), 0);
+  snprintf(other, sizeof other, "%s/b-lock", seized);
+  close(open(other, O_CREAT | O_WRONLY, 0600));
+  return r;
+}
+
+static void the_last_file_goes_last(void **state) {
+  (void)state;
+  mr_err e = MR_ERR_INIT;
+  mr_sys seizing = mr_sys_os;
+  char file[256];
+  name(seized, sizeof seized, "seized");
+  assert_int_equal(mr_durable_mkdir(seized, &e), MR_OK);
+  for (const char *const *f = (const char *const[]){"c", "b-lock", "a", NULL}; *f; f++) {
+    snprintf(file, sizeof file, "%s/%s", seized, *f);
+    assert_int_equal(mr_durable_write(file, "x", 1, &e), MR_OK);
+  }
+  seizing.unlink = seizing_unlink;
+  mr_sys_now = &seizing;
+  mr_code rc = mr_durable_remove_tree_last(seized, "b-lock", &e);
+  mr_sys_now = &mr_sys_os;
+  assert_int_equal(rc, MR_OK);
+  snprintf(file, sizeof file, "%s/b-lock", seized);
+  assert_int_equal(access(file, F_OK), 0);
+  assert_int_equal(mr_durable_remove_tree_last(seized, "b-lock", &e), MR_OK);
+  assert_int_not_equal(access(seized, F_OK), 0);
+}
+
 static void errors_name_the_path(void **state) {
   (void)state;
   mr_err e = MR_ERR_INIT;
@@ -163,6 +202,7 @@ int main(void) {
       cmocka_unit_test(failed_sync_is_final),
       cmocka_unit_test(rename_syncs_both_directories),
       cmocka_unit_test(remove_tree_follows_no_link),
+      cmocka_unit_test(the_last_file_goes_last),
       cmocka_unit_test(errors_name_the_path),
   };
   return cmocka_run_group_tests(tests, begin, end);
