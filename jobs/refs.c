@@ -11,6 +11,7 @@
 #include "io/lines.h"
 #include "io/mem.h"
 #include "io/sys.h"
+#include "jobs/rundir.h"
 
 #define WRITE_BYTES ((size_t)256 << 10)
 #define NEAR_BYTES ((size_t)64 << 10) /* read at once where records are taken in order */
@@ -94,9 +95,8 @@ static mr_code no_memory(mr_err *err) {
 }
 
 static mr_code create_file(mr_refs *r, mr_err *err) {
-  const char *tmp = getenv("TMPDIR");
   mr_text path = {0};
-  mr_text_addf(&path, "%s/millrace-refs-%ld-%llx", tmp && *tmp ? tmp : "/tmp", (long)getpid(),
+  mr_text_addf(&path, "%s/millrace-refs-%ld-%llx", mr_path_temporary(), (long)getpid(),
                (unsigned long long)mr_sys_now->clock_ns());
   if (path.failed)
     return no_memory(err);
