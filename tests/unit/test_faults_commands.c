@@ -277,10 +277,8 @@ static void rendering_of_a_template(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(plan_of_packed_inputs),
-      cmocka_unit_test(check_of_packed_outputs),
-      cmocka_unit_test(merge_of_two_shards),
-      cmocka_unit_test(a_time_limit_among_bad_rows),
+      cmocka_unit_test(plan_of_packed_inputs),   cmocka_unit_test(check_of_packed_outputs),
+      cmocka_unit_test(merge_of_two_shards),     cmocka_unit_test(a_time_limit_among_bad_rows),
       cmocka_unit_test(rendering_of_a_template),
   };
   return cmocka_run_group_tests(tests, begin, end);
