@@ -25,8 +25,8 @@ static const command commands[] = {
     {"model", "tokenize", mr_cmd_model_tokenize, "token ids of a text"},
     {"model", "detokenize", mr_cmd_model_detokenize, "text of token ids"},
     {"model", "template", mr_cmd_model_template, "a rendered conversation"},
-    {"quantize", NULL, mr_cmd_quantize, "write a model as a GGUF file of another type"},
-    {"bench", NULL, mr_cmd_bench, "kernels, machine or throughput"},
+    {"quantize", NULL, mr_cmd_quantize, "write a model in another type"},
+    {"bench", NULL, mr_cmd_bench, "kernels, machine, a GPU, throughput or accuracy"},
     {"devices", NULL, mr_cmd_devices, "devices, and why one is not usable"},
 };
 #define N_COMMANDS (sizeof commands / sizeof *commands)
