@@ -312,5 +312,6 @@ const char *mr_nearest(const char *word, const char *const *names, size_t n) {
       best = names[i];
     }
   }
-  return best && least <= strlen(word) / 3 + 1 ? best : NULL;
+  size_t len = strlen(word);
+  return best && least <= len / 3 + 1 && least < len ? best : NULL;
 }

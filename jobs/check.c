@@ -60,9 +60,16 @@ static mr_code finding(mr_check *c, mr_code rc, mr_err *e, mr_err *err) {
 
 /* ---- lines */
 
+/* A flat line has the usage itself; a field of the input that is named as those of a batch's line
+ * (custom_id, response) may stand beside it. */
+static const json_t *flat_usage(const json_t *line) {
+  return json_object_get(line, "usage");
+}
+
 static void add_usage(reader *r, const json_t *line) {
-  const json_t *body = json_object_get(json_object_get(line, "response"), "body");
-  const json_t *usage = json_object_get(body ? body : line, "usage");
+  const json_t *usage = flat_usage(line);
+  if (!usage)
+    usage = json_object_get(json_object_get(json_object_get(line, "response"), "body"), "usage");
   json_int_t prompt = json_integer_value(json_object_get(usage, "prompt_tokens"));
   json_int_t output = json_integer_value(json_object_get(usage, "completion_tokens"));
   r->c->prompt_tokens += prompt > 0 ? (uint64_t)prompt : 0;
@@ -85,14 +92,18 @@ static int by_line(const void *a, const void *b) {
 }
 
 static mr_code check_id(reader *r, const json_t *line) {
-  const json_t *custom = json_object_get(line, "custom_id");
-  const json_t *id = custom ? custom : json_object_get(line, "id");
+  const json_t *id = json_object_get(line, flat_usage(line) ? "id" : "custom_id");
   seen_id s = {.line = r->line};
-  if (!json_is_string(id)) {
+  char number[32]; /* 7 and "7" are one id */
+  if (json_is_string(id)) {
+    mr_hash_128(json_string_value(id), json_string_length(id), s.hash);
+  } else if (json_is_integer(id)) {
+    int n = snprintf(number, sizeof number, "%" JSON_INTEGER_FORMAT, json_integer_value(id));
+    mr_hash_128(number, (size_t)n, s.hash);
+  } else {
     problem(r->c, "%s:%" PRIu64 ": a result without an id", r->name, r->line);
     return MR_OK;
   }
-  mr_hash_128(json_string_value(id), json_string_length(id), s.hash);
   mr_code rc =
       r->ids ? MR_OK : mr_sorter_open(&r->ids, mr_path_temporary(), sizeof s, by_id, 0, r->err);
   return rc ? rc : mr_sorter_add(r->ids, &s, r->err);

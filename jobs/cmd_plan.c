@@ -66,10 +66,11 @@ static mr_code preflight(planned *p, mr_err *err) {
   mr_text_addf(&dir, "%s/millrace-plan-XXXXXX", mr_path_temporary());
   if (dir.failed)
     return mr_err_set(err, MR_E_NOMEM, "out of memory");
-  mr_code rc = mkdtemp(dir.data) ? spool(p, dir.data, err)
-                                 : mr_err_errno(err, MR_E_CANTCREATE, dir.data, "cannot create");
+  bool made = mkdtemp(dir.data) != NULL;
+  mr_code rc = made ? spool(p, dir.data, err)
+                    : mr_err_errno(err, MR_E_CANTCREATE, dir.data, "cannot create");
   mr_err ignored = MR_ERR_INIT;
-  if (!strstr(dir.data, "XXXXXX"))
+  if (made)
     mr_durable_remove_tree(dir.data, &ignored);
   mr_text_free(&dir);
   return rc;

@@ -235,8 +235,10 @@ static mr_code answer_text(const session *s, json_t *line, mr_text *out, mr_err 
   mr_code c = MR_OK;
   size_t i;
   json_array_foreach(ids, i, id) {
+    if (!c && !json_is_integer(id))
+      c = mr_err_set(err, MR_E_DATA, "ids[%zu] is not a whole number", i);
     if (!c)
-      c = push_id(s, &d, json_is_integer(id) ? json_integer_value(id) : -1, &text, err);
+      c = push_id(s, &d, json_integer_value(id), &text, err);
   }
   mr_detok_finish(&d, &text);
   if (!c) {

@@ -9,7 +9,8 @@
 #define APART 2   /* octaves */
 
 typedef struct part {
-  uint32_t rows;
+  uint32_t at, rows;      /* its first place */
+  uint32_t least, most;   /* octaves */
   double prefill, decode; /* of all its rows */
 } part;
 
@@ -23,8 +24,7 @@ typedef struct side { /* one scan */
 struct mr_dual_scan {
   char *dir;
   size_t memory;
-  side front, back;     /* back.rows NULL: the front alone does */
-  uint32_t least, most; /* octaves */
+  side front, back; /* back.rows NULL: the front alone does */
   part *parts;
   size_t n_parts, cap_parts;
   size_t part;    /* the one that is being walked through, ... */
@@ -57,7 +57,6 @@ mr_code mr_dual_scan_open(mr_dual_scan **out, const char *dir, size_t memory_byt
   mr_code rc = MR_E_NOMEM;
   if (d && (d->dir = mr_mem_copy(dir, strlen(dir))) != NULL) {
     d->memory = memory_bytes;
-    d->least = UINT32_MAX;
     rc = mr_sorter_open(&d->front.rows, dir, sizeof(mr_scan_row), from_front, memory_bytes, err);
   } else {
     mr_err_set(err, rc, "out of memory for the order of the rows");
@@ -71,38 +70,50 @@ mr_code mr_dual_scan_open(mr_dual_scan **out, const char *dir, size_t memory_byt
 }
 
 mr_code mr_dual_scan_add(mr_dual_scan *d, const mr_scan_row *row, mr_err *err) {
-  d->least = row->octave < d->least ? row->octave : d->least;
-  d->most = row->octave > d->most ? row->octave : d->most;
   return mr_sorter_add(d->front.rows, row, err);
 }
 
-/* Parts are counted, and all rows go to the scan from the back, too. */
-static mr_code add_back(mr_dual_scan *d, mr_err *err) {
+/* *blends: rows of some part are far apart. */
+static mr_code count_parts(mr_dual_scan *d, bool *blends, mr_err *err) {
   mr_scan_row r;
-  uint32_t last = 0;
+  part *p = NULL;
   bool more;
-  mr_code rc = mr_sorter_open(&d->back.rows, d->dir, sizeof r, from_back, d->memory, err);
-  while (!rc && (rc = mr_sorter_next(d->front.rows, &r, &more, err)) == MR_OK && more) {
-    if (!d->n_parts || r.part != last) {
+  mr_code rc;
+  while ((rc = mr_sorter_next(d->front.rows, &r, &more, err)) == MR_OK && more) {
+    if (!p || r.part != p->at) {
       if (!mr_mem_grow((void **)&d->parts, &d->cap_parts, d->n_parts + 1, sizeof *d->parts))
         return mr_err_set(err, MR_E_NOMEM, "out of memory for the order of the rows");
-      d->parts[d->n_parts++] = (part){0, 0, 0};
+      p = &d->parts[d->n_parts++];
+      *p = (part){.at = r.part, .least = r.octave, .most = r.octave};
     }
-    part *p = &d->parts[d->n_parts - 1];
-    last = r.part;
     p->rows++;
     p->prefill += r.prefill;
     p->decode += r.decode;
-    rc = mr_sorter_add(d->back.rows, &r, err);
+    p->least = r.octave < p->least ? r.octave : p->least;
+    p->most = r.octave > p->most ? r.octave : p->most;
+    *blends = *blends || p->most >= p->least + APART;
   }
+  return rc ? rc : mr_sorter_rewind(d->front.rows, err);
+}
+
+/* All rows go to the scan from the back, too. */
+static mr_code add_back(mr_dual_scan *d, mr_err *err) {
+  mr_scan_row r;
+  bool more;
+  mr_code rc = mr_sorter_open(&d->back.rows, d->dir, sizeof r, from_back, d->memory, err);
+  while (!rc && (rc = mr_sorter_next(d->front.rows, &r, &more, err)) == MR_OK && more)
+    rc = mr_sorter_add(d->back.rows, &r, err);
   if (!rc)
     rc = mr_sorter_sort(d->back.rows, err);
   return rc ? rc : mr_sorter_rewind(d->front.rows, err);
 }
 
 mr_code mr_dual_scan_sort(mr_dual_scan *d, mr_err *err) {
+  bool blends = false;
   mr_code rc = mr_sorter_sort(d->front.rows, err);
-  return rc || !mr_dual_scan_blends(d) ? rc : add_back(d, err);
+  if (!rc)
+    rc = count_parts(d, &blends, err);
+  return rc || !blends ? rc : add_back(d, err);
 }
 
 /* ---------------------------------------------------------------- both scans */
@@ -184,7 +195,7 @@ uint64_t mr_dual_scan_count(const mr_dual_scan *d) {
 }
 
 bool mr_dual_scan_blends(const mr_dual_scan *d) {
-  return d->most >= d->least + APART && mr_dual_scan_count(d) > 0;
+  return d->back.rows != NULL;
 }
 
 void mr_dual_scan_close(mr_dual_scan *d) {

@@ -1,4 +1,5 @@
 /* millrace: the command line. Finds the command and hands it its arguments. */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -24,8 +25,8 @@ static const command commands[] = {
     {"model", "tokenize", mr_cmd_model_tokenize, "token ids of a text"},
     {"model", "detokenize", mr_cmd_model_detokenize, "text of token ids"},
     {"model", "template", mr_cmd_model_template, "a rendered conversation"},
-    {"quantize", NULL, mr_cmd_quantize, "write a model as a GGUF file of another type"},
-    {"bench", NULL, mr_cmd_bench, "kernels, machine or throughput"},
+    {"quantize", NULL, mr_cmd_quantize, "write a model in another type"},
+    {"bench", NULL, mr_cmd_bench, "kernels, machine, a GPU, throughput or accuracy"},
     {"devices", NULL, mr_cmd_devices, "devices, and why one is not usable"},
 };
 #define N_COMMANDS (sizeof commands / sizeof *commands)
@@ -80,8 +81,7 @@ static int dispatch(int argc, char **argv) {
   return argc > 2 ? 0 : MR_E_USAGE;
 }
 
-int main(int argc, char **argv) {
-  mr_sys_hold_standard_files();
+static int run(int argc, char **argv) {
   if (argc < 2) {
     print_help();
     return MR_E_USAGE;
@@ -95,4 +95,21 @@ int main(int argc, char **argv) {
     return 0;
   }
   return dispatch(argc, argv);
+}
+
+/* What was printed may still lie in the stream's buffer: a full disk shows only now. */
+static int end(int status) {
+  mr_err err = MR_ERR_INIT;
+  errno = 0;
+  if ((!fflush(stdout) && !ferror(stdout)) || status > 1)
+    return status;
+  errno = errno ? errno : EIO;
+  mr_code rc = mr_err_errno(&err, MR_E_IO, NULL, "cannot write to standard output");
+  mr_err_print(&err, stderr);
+  return mr_err_exit(rc);
+}
+
+int main(int argc, char **argv) {
+  mr_sys_hold_standard_files();
+  return end(run(argc, argv));
 }

@@ -26,8 +26,10 @@ const option mr_options[] = {
      "the model: a GGUF file or a Hugging Face directory"},
     {"lora", 0, K_ADAPTER, 0, 0, "NAME=DIR", RUN,
      "a PEFT adapter for the rows whose model is NAME; may be given again"},
-    {"output", 'o', K_TEXT, AT(output), 0, "OUT", RUN | MERGE,
+    {"output", 'o', K_TEXT, AT(output), 0, "OUT", RUN,
      "results: OUT.jsonl.zst (or .jsonl, .jsonl.gz), or - for standard output"},
+    {"output", 'o', K_TEXT, AT(output), 0, "OUT", MERGE,
+     "results: OUT.jsonl.zst (or .jsonl, .jsonl.gz)"},
     {"output", 'o', K_TEXT, AT(output), 0, "OUT", SCORE,
      "the scores of each row, in OUT.jsonl.zst (or .jsonl, .jsonl.gz)"},
     {"defaults", 0, K_DEFAULTS, 0, 0, "FILE|JSON", RUN,
@@ -97,8 +99,8 @@ const option mr_options[] = {
      "keep shared beginnings of prompts for later runs, and take them from there (none)"},
     {"prefix-cache-size", 0, K_SIZE, AT(prefix_cache_bytes), 0, "SIZE", RUN,
      "what is kept there; the least recently used goes first (4GiB)"},
-    {"level", 0, K_INT, AT(zstd_level), 1, "N", RUN | MERGE | SCORE,
-     "compression level of the results (3)"},
+    {"level", 0, K_LEVEL, AT(zstd_level), 1, "N", RUN | MERGE | SCORE,
+     "compression level of the results, 1 to 19 (3)"},
     {"progress", 0, K_CHOICE, AT(progress), 0, "auto|none|line|bar|json", RUN,
      "progress on standard error; none: not a word unless something is wrong"},
     {"metrics-file", 0, K_TEXT, AT(metrics_file), 0, "PATH", RUN,
@@ -217,9 +219,9 @@ static bool add_names(unsigned *set, const char *choices, const char *s) {
   }
 }
 
-static bool read_int(const char *s, int min, int *value) {
+static bool read_int(const char *s, int min, int max, int *value) {
   int64_t v;
-  if (!mr_parse_int(s, &v) || v < min || v > INT_MAX)
+  if (!mr_parse_int(s, &v) || v < min || v > max)
     return false;
   *value = (int)v;
   return true;
@@ -245,7 +247,9 @@ static bool read_tolerate(mr_job *j, const char *s) {
 static const char *wanted(const option *o) {
   switch (o->kind) {
   case K_INT:
-    return "a whole number from 1";
+    return "a whole number from 1 to 2147483647";
+  case K_LEVEL:
+    return "a whole number from 1 to 19";
   case K_SIZE:
   case K_SIZE0:
     return "a size such as 512MiB or 2GiB";
@@ -272,7 +276,9 @@ static bool set_scalar(mr_job *j, const option *o, const char *s) {
   int choice = 0;
   switch (o->kind) {
   case K_INT:
-    return read_int(s, o->min, (int *)(void *)at);
+    return read_int(s, o->min, INT_MAX, (int *)(void *)at);
+  case K_LEVEL:
+    return read_int(s, o->min, 19, (int *)(void *)at);
   case K_SIZE:
     return mr_parse_size(s, (uint64_t *)(void *)at) && *(uint64_t *)(void *)at > 0;
   case K_SIZE0:
@@ -408,7 +414,7 @@ static const char *suggest(const char *word, mr_command cmd, const char *prefix,
   const char *names[N_OPTIONS + 1];
   size_t n = 0;
   for (size_t i = 0; i < N_OPTIONS; i++)
-    if (mr_options[i].commands & 1u << cmd)
+    if (mr_options[i].commands & 1u << cmd && (*prefix || mr_options[i].letter != 'h'))
       names[n++] = mr_option_name(&mr_options[i], cmd);
   if (!*prefix)
     names[n++] = "inputs";
@@ -485,6 +491,27 @@ static mr_code file_value(mr_job *j, const option *o, const json_t *v, const ori
   return rc;
 }
 
+/* A text with a NUL would be cut there: no name of a file, no choice. Texts of rows may hold one.
+ */
+static bool is_cut(const option *o, const json_t *v) {
+  size_t i;
+  const char *name;
+  json_t *item;
+  if (o && (o->kind == K_PARAM || (o->kind == K_DEFAULTS && !json_is_string(v))))
+    return false;
+  if (json_is_string(v))
+    return strlen(json_string_value(v)) != json_string_length(v);
+  json_array_foreach((json_t *)(uintptr_t)v, i, item) {
+    if (is_cut(o, item))
+      return true;
+  }
+  json_object_foreach((json_t *)(uintptr_t)v, name, item) { /* adapters */
+    if (o && is_cut(o, item))
+      return true;
+  }
+  return false;
+}
+
 /* Members of an object; names of nested ones join with a dash. */
 static mr_code file_object(mr_job *j, mr_command cmd, json_t *object, const char *prefix,
                            const origin *from, mr_err *err) {
@@ -498,7 +525,9 @@ static mr_code file_object(mr_job *j, mr_command cmd, json_t *object, const char
     if (o && o->kind == K_FLAG && o->letter == 'h')
       o = NULL;
     mr_code rc;
-    if (o)
+    if (is_cut(o, v))
+      rc = mr_err_at(err, from->code, from->file, 0, -1, "%s holds a NUL character", name);
+    else if (o)
       rc = file_value(j, o, v, from, err);
     else if (!strcmp(name, "inputs"))
       rc = file_inputs(j, v, from, err);
@@ -717,8 +746,6 @@ static mr_code check_whole(mr_job *j, mr_command cmd, mr_err *err) {
     rc = mr_outname_set(j, err);
   if (rc == MR_OK)
     rc = check_score(j, cmd, err);
-  if (rc == MR_OK && j->zstd_level > 19)
-    rc = mr_err_set(err, MR_E_USAGE, "--level %d: the highest level is 19", j->zstd_level);
   return rc;
 }
 

@@ -55,7 +55,7 @@ typedef struct mr_job {
   uint64_t device_memory; /* bytes; 0: chosen */
   int device_weights;     /* of mr_engine_opts */
   int device_gemm;        /* 1: the library's */
-  int other_numerics;     /* 1: a job may go on where its last bits would be others */
+  bool other_numerics;    /* a job may go on where its last bits would be others */
   int threads, max_batch, max_step_tokens, context;
   bool pin;
   uint64_t kv_memory; /* bytes; 0: chosen */

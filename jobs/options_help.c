@@ -24,7 +24,7 @@ static const char *usage_of(mr_command cmd) {
            "output.\nWithout --ref the answers are fields of the results themselves "
            "(docs/score.md).\n";
   default:
-    return "usage: millrace check OUT\n\n"
+    return "usage: millrace check OUT [--json]\n\n"
            "Checks a finished output: frames, digests, one line for each input row.\n";
   }
 }

@@ -7,6 +7,7 @@
 typedef enum kind {
   K_TEXT,     /* char *, owned */
   K_INT,      /* int, from min to INT_MAX */
+  K_LEVEL,    /* int, from min to zstd's 19 */
   K_SIZE,     /* uint64_t bytes */
   K_SIZE0,    /* 0 too */
   K_DURATION, /* double seconds */

@@ -32,13 +32,14 @@ typedef struct scalar {
 #define AT(field) offsetof(mr_params, field)
 
 static const scalar scalars[] = {
-    {"max_tokens", T_INT, AT(max_tokens), 1, 9e15, false, -1, "a whole number from 1"},
-    {"min_tokens", T_INT, AT(min_tokens), 0, INT_MAX, false, 0, "a whole number from 0"},
+    {"max_tokens", T_INT, AT(max_tokens), 1, 0x1p63, false, -1, "a whole number from 1"},
+    {"min_tokens", T_INT, AT(min_tokens), 0, INT_MAX, false, 0,
+     "a whole number from 0 to 2147483647"},
     {"n", T_INT, AT(n), 1, MAX_CHOICES, false, 1, "a whole number from 1 to 128"},
     {"temperature", T_REAL, AT(temperature), 0, 1e6, false, 1, "a number from 0 to 1000000"},
     {"top_p", T_REAL, AT(top_p), 0, 1, true, 1, "a number above 0 and up to 1"},
     {"top_k", T_INT, AT(top_k), -1, INT_MAX, false, 0,
-     "a whole number from 1, or 0 or -1 for all tokens"},
+     "a whole number from 1 to 2147483647, or 0 or -1 for all tokens"},
     {"min_p", T_REAL, AT(min_p), 0, 1, false, 0, "a number from 0 to 1"},
     {"repetition_penalty", T_REAL, AT(repetition_penalty), 0, 100, true, 1,
      "a number above 0 and up to 100"},

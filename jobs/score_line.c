@@ -30,12 +30,22 @@ static int count_outputs(const mr_score_line *l) {
   return n > MR_SCORE_OUTPUTS_MAX ? MR_SCORE_OUTPUTS_MAX : (int)n;
 }
 
+/* Whether the results are fields of the line itself; fields of its input that are named response
+ * or error may then stand beside them. */
+static bool is_flat(const json_t *o) {
+  static const char *const names[] = {"output", "usage", "logprob", "best"};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    if (json_object_get(o, names[i]))
+      return true;
+  return false;
+}
+
 /* A status outside of 200 to 299, or an error. A flat result has neither. */
 static bool has_failed(const json_t *o) {
   const json_t *error = json_object_get(o, "error"), *response = json_object_get(o, "response");
   const json_t *status = json_object_get(response, "status_code");
   if (!response)
-    return json_is_object(error) && !json_object_get(o, "output");
+    return json_is_object(error);
   return (error && !json_is_null(error)) || !json_is_object(response) ||
          (json_is_integer(status) &&
           (json_integer_value(status) < 200 || json_integer_value(status) > 299));
@@ -45,12 +55,13 @@ bool mr_score_line_read(mr_score_line *l, const json_t *object) {
   *l = (mr_score_line){.object = object, .body = object};
   if (!json_is_object(object))
     return false;
+  bool flat = is_flat(object);
   const json_t *body = json_object_get(json_object_get(object, "response"), "body");
   const json_t *id = json_object_get(object, "custom_id");
   id = id ? id : json_object_get(object, "id");
   l->id = json_is_string(id) || json_is_integer(id) ? id : NULL;
-  l->failed = has_failed(object);
-  if (json_is_object(body))
+  l->failed = !flat && has_failed(object);
+  if (!flat && json_is_object(body))
     l->body = body;
   l->n_outputs = l->failed ? 0 : count_outputs(l);
   return true;

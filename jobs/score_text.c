@@ -359,9 +359,14 @@ static bool is_negative(mr_str s, size_t from) {
     dash = 1;
   else if (from >= 3 && !memcmp(s.s + from - 3, "\xE2\x88\x92", 3))
     dash = 3;
-  if (!dash)
-    return false;
-  return from == dash || !is_alnum((unsigned char)s.s[from - dash - 1]);
+  if (!dash || from == dash)
+    return dash > 0;
+  size_t at = from - dash - 1; /* the character before it */
+  for (int i = 0; i < 3 && at && (s.s[at] & 0xC0) == 0x80; i++)
+    at--;
+  uint32_t before;
+  mr_utf8_next(s.s + at, from - dash - at, &before);
+  return !is_alnum(before);
 }
 
 static bool last_number(mr_str s, bool first, number *x) {

@@ -8,7 +8,6 @@
 
 struct mr_prompter {
   mr_vocab *vocab;                 /* NULL: none */
-  char *source;                    /* of the template; NULL: none */
   mr_template *plain, *with_tools; /* NULL: none, or it does not parse */
   mr_err template_error;           /* why `plain` does not parse */
   json_t *variables;               /* special tokens by name */
@@ -77,8 +76,14 @@ static bool read_name(mr_prompter *p, const char *path, bool file) {
   return p->name != NULL;
 }
 
-static mr_code read_template(mr_template **out, const mr_gguf *g, const char *key, char **source,
-                             mr_err *err) {
+/* A template that does not parse is passed over; one that memory was short for would be missed. */
+static mr_code either_ran_out(mr_code plain, mr_code with_tools, mr_err *err) {
+  return plain == MR_E_NOMEM || with_tools == MR_E_NOMEM
+             ? mr_err_set(err, MR_E_NOMEM, "out of memory for the chat template")
+             : MR_OK;
+}
+
+static mr_code read_template(mr_template **out, const mr_gguf *g, const char *key, mr_err *err) {
   mr_str text;
   mr_err wrong = MR_ERR_INIT;
   *out = NULL;
@@ -87,19 +92,14 @@ static mr_code read_template(mr_template **out, const mr_gguf *g, const char *ke
       *err = wrong;
     return wrong.code;
   }
-  if (source)
-    *source = mr_mem_copy(text.s, text.len);
   return mr_template_parse(out, text.s, text.len, err);
 }
 
 static mr_code read_templates(mr_prompter *p, const mr_gguf *g, mr_err *err) {
   mr_err ignored = MR_ERR_INIT;
-  mr_code c =
-      read_template(&p->plain, g, "tokenizer.chat_template", &p->source, &p->template_error);
-  if (c == MR_E_NOMEM)
-    return mr_err_set(err, MR_E_NOMEM, "out of memory for the chat template");
-  read_template(&p->with_tools, g, "tokenizer.chat_template.tool_use", NULL, &ignored);
-  return MR_OK;
+  mr_code c = read_template(&p->plain, g, "tokenizer.chat_template", &p->template_error);
+  mr_code of_tools = read_template(&p->with_tools, g, "tokenizer.chat_template.tool_use", &ignored);
+  return either_ran_out(c, of_tools, err);
 }
 
 /* The text of a special token as a template variable. */
@@ -196,14 +196,11 @@ static mr_code fill_from_dir(mr_prompter *p, const mr_hf_dir *d, mr_err *err) {
   c = dir_sizes(p, d, err);
   if (c)
     return c;
-  if (d->plain.data)
-    p->source = mr_mem_copy(d->plain.data, d->plain.len);
   c = dir_template(&p->plain, &d->plain, &p->template_error);
-  dir_template(&p->with_tools, &d->with_tools, &ignored);
-  bool failed = c == MR_E_NOMEM || (d->plain.data && !p->source);
-  if (failed || !read_name(p, d->path, false) || !dir_tokens(p, d))
-    return mr_err_set(err, MR_E_NOMEM, "out of memory");
-  return MR_OK;
+  c = either_ran_out(c, dir_template(&p->with_tools, &d->with_tools, &ignored), err);
+  if (!c && (!read_name(p, d->path, false) || !dir_tokens(p, d)))
+    c = mr_err_set(err, MR_E_NOMEM, "out of memory");
+  return c;
 }
 
 /* ---- either ---- */
@@ -250,7 +247,6 @@ void mr_prompter_close(mr_prompter *p) {
   mr_template_free(p->with_tools);
   mr_vocab_close(p->vocab);
   json_decref(p->variables);
-  mr_mem_free(p->source);
   mr_mem_free(p->bos);
   mr_mem_free(p->name);
   mr_mem_free(p);
@@ -268,10 +264,6 @@ int mr_prompter_context(const mr_prompter *p) {
 
 int32_t mr_prompter_vocab_size(const mr_prompter *p) {
   return p->vocab_size;
-}
-
-const char *mr_prompter_template_source(const mr_prompter *p) {
-  return p->source;
 }
 
 const char *mr_prompter_name(const mr_prompter *p) {

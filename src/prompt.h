@@ -36,7 +36,6 @@ const mr_vocab *mr_prompter_vocab(const mr_prompter *p); /* NULL: the model has 
                                                             ids only */
 int mr_prompter_context(const mr_prompter *p);           /* tokens */
 int32_t mr_prompter_vocab_size(const mr_prompter *p);    /* rows of the embedding */
-const char *mr_prompter_template_source(const mr_prompter *p); /* NULL: none */
 /* The parsed template (the one for tools when tools is true and the model has one), or NULL with
  * the error: the model has none, or it does not parse. Borrowed. */
 const mr_template *mr_prompter_template(const mr_prompter *p, bool tools, mr_err *err);

@@ -11,9 +11,9 @@
 
 enum { ROWS = 600 };
 
-/* A finished output, with `id_of` of each row. */
-static void make_output(mr_paths *p, mr_output_format format, const char *ending,
-                        int (*id_of)(int row)) {
+/* A finished output, with `id_of` of each row in the lines' form. */
+static void make_lines(mr_paths *p, mr_output_format format, const char *ending,
+                       int (*id_of)(int row), const char *form) {
   mr_err e = MR_ERR_INIT;
   mr_commit *c;
   mr_job_identity id = {.rows = ROWS};
@@ -29,10 +29,8 @@ static void make_output(mr_paths *p, mr_output_format format, const char *ending
   assert_int_equal(mr_commit_open(&c, p, &e), MR_OK);
   assert_int_equal(mr_commit_bind(c, &id, &e), MR_OK);
   for (int row = 0; row < ROWS; row++) {
-    char line[128];
-    int n = snprintf(line, sizeof line,
-                     "{\"id\":\"r%d\",\"usage\":{\"prompt_tokens\":2,\"completion_tokens\":1}}\n",
-                     id_of(row));
+    char line[256];
+    int n = snprintf(line, sizeof line, form, id_of(row));
     mr_line_info info = {(uint64_t)row, MR_LINE_RESULT, 2, 1};
     assert_int_equal(mr_commit_add(c, &info, line, (size_t)n, &e), MR_OK);
   }
@@ -41,6 +39,13 @@ static void make_output(mr_paths *p, mr_output_format format, const char *ending
   mr_commit_close(c);
   mr_manifest_free(&m);
   mr_identity_free(&id);
+}
+
+#define USAGE "\"usage\":{\"prompt_tokens\":2,\"completion_tokens\":1}"
+
+static void make_output(mr_paths *p, mr_output_format format, const char *ending,
+                        int (*id_of)(int row)) {
+  make_lines(p, format, ending, id_of, "{\"id\":\"r%d\"," USAGE "}\n");
 }
 
 static void remove_output(mr_paths *p) {
@@ -105,6 +110,26 @@ static void an_id_that_comes_twice_is_found(void **state) {
   }
 }
 
+static void ids_are_those_of_the_rows(void **state) {
+  (void)state;
+  static const char *const forms[] = {
+      "{\"id\":%d," USAGE "}\n", /* a number comes back as one */
+      "{\"id\":\"a%d\",\"custom_id\":5,\"response\":{\"body\":{}}," USAGE "}\n", /* fields of rows
+                                                                                  */
+      "{\"id\":\"same\",\"custom_id\":\"r%d\",\"response\":{\"body\":{" USAGE "}}}\n"};
+  for (size_t i = 0; i < 2 * sizeof forms / sizeof *forms; i++) {
+    mr_paths p;
+    mr_err e = MR_ERR_INIT;
+    mr_check c = {.rows = 0};
+    make_lines(&p, MR_OUT_PLAIN, ".jsonl", i % 2 ? repeated : own, forms[i / 2]);
+    assert_int_equal(look(&p, &c, &e), MR_OK);
+    assert_int_equal(c.problems, i % 2 ? 100 : 0);
+    assert_int_equal(c.prompt_tokens, 2 * ROWS);
+    mr_check_free(&c);
+    remove_output(&p);
+  }
+}
+
 static void every_damaged_byte_is_found(void **state) {
   (void)state;
   mr_paths p;
@@ -158,6 +183,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_whole_output_is_whole),
       cmocka_unit_test(an_id_that_comes_twice_is_found),
+      cmocka_unit_test(ids_are_those_of_the_rows),
       cmocka_unit_test(every_damaged_byte_is_found),
       cmocka_unit_test(out_of_memory_is_no_finding),
   };

@@ -90,8 +90,9 @@ static void one_scan_where_kinds_are_near(void **state) {
   mr_scan_row rows[] = {{0, 3, 0, 5, 10, 40}, {1, 2, 0, 4, 10, 20}, {2, 1, 0, 4, 900, 20}};
   const int want[] = {3, 2, 1};
   order_is(rows, want, 3);
-  for (int n = 0; n <= 3; n += 3) {
-    mr_dual_scan *d = scan_of(rows, n, 0);
+  const mr_scan_row apart[] = {OUTPUT(0, 0), OUTPUT(1, 0), PROMPT(2, 2)}; /* by parts alone */
+  for (int i = 0; i < 3; i++) {
+    mr_dual_scan *d = scan_of(i == 1 ? apart : rows, i < 2 ? 3 : 0, 0);
     assert_false(mr_dual_scan_blends(d));
     mr_dual_scan_close(d);
   }

@@ -122,11 +122,13 @@ static void what_is_wrong_is_said(void **state) {
       {"a -m M -o o --kv-disk much", "a size"},
       {"a -m M -o o --kv-policy drop", "auto|fewer|spill|recompute"},
       {"a -m M -o o --threads 0", "a whole number from 1"},
+      {"a -m M -o o --threads 2147483648", "from 1 to 2147483647"},
       {"a -m M -o o --threads", "needs a value"},
       {"a -m M -o o --pin=1", "takes no value"},
       {"a -m M -o o --kv-type int9", "f32|f16"},
       {"a -m M -o o --until 25:00", "HH:MM"},
-      {"a -m M -o o --level 20", "19"},
+      {"a -m M -o o --level 20", "from 1 to 19"},
+      {"a -m M -o o --level 0", "from 1 to 19"},
       {"a -m M", "no output"},
       {"a -o o", "no model"},
       {"-m M -o o", "no input"},
@@ -219,6 +221,12 @@ static void broken_job_files(void **state) {
       {"{\"inputs\": [5]}", "inputs[0]"},
       {"[]", "not a JSON object"},
       {"{\"model\": ", "not valid JSON"},
+      {"{\"output\": \"a\\u0000b\"}", "output holds a NUL"}, /* and is not taken for a */
+      {"{\"inputs\": [\"a\", \"b\\u0000\"]}", "inputs holds a NUL"},
+      {"{\"score\": {\"ref\": [\"a\\u0000b\"]}}", "score-ref holds a NUL"},
+      {"{\"lora\": {\"x\": \"d\\u0000e\"}}", "lora holds a NUL"},
+      {"{\"defaults\": \"d\\u0000e\"}", "defaults holds a NUL"},
+      {"{\"level\": 20}", "1 to 19"},
       {"{\"help\": true}", "unknown key"},
       {"{\"defaults\": {\"n\": 0}}", "n is 0"},
   };
@@ -227,6 +235,7 @@ static void broken_job_files(void **state) {
     if (!strstr(err.text, bad[i].says))
       fail_msg("%s: %s", bad[i].text, err.text);
     assert_non_null(strstr(err.file, "bad.json"));
+    assert_null(strstr(err.text, "did you mean help"));
   }
   assert_int_equal(parse(MR_CMD_RUN, "/nowhere/job.json"), MR_E_NOINPUT);
 }

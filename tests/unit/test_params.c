@@ -74,7 +74,8 @@ static void ranges(void **state) {
     const char *name, *good, *bad;
   } edges[] = {
       {"max_tokens", "1", "0"},
-      {"max_tokens", "9000000000000000", "1.5"},
+      {"max_tokens", "9223372036854775807", "1.5"},
+      {"max_completion_tokens", "9223372036854775807", "0"},
       {"min_tokens", "0", "-1"},
       {"n", "128", "129"},
       {"n", "1.0", "0"},
@@ -83,6 +84,8 @@ static void ranges(void **state) {
       {"top_p", "1", "0"},
       {"top_p", "0.000001", "1.01"},
       {"top_k", "-1", "-2"},
+      {"top_k", "2147483647", "2147483648"},
+      {"min_tokens", "2147483647", "2147483648"},
       {"min_p", "1", "1.5"},
       {"repetition_penalty", "100", "0"},
       {"presence_penalty", "-2", "-2.1"},
@@ -109,6 +112,8 @@ static void together(void **state) {
   good("{\"max_tokens\":5,\"max_completion_tokens\":5}", MR_SHAPE_CHAT);
   bad("{\"max_tokens\":5,\"max_completion_tokens\":6}", MR_SHAPE_CHAT, "max_completion_tokens",
       "give one of them");
+  bad("{\"top_k\":2147483648}", MR_SHAPE_CHAT, "top_k", "1 to 2147483647"); /* the limit is said */
+  bad("{\"min_tokens\":2147483648}", MR_SHAPE_CHAT, "min_tokens", "0 to 2147483647");
   bad("{\"max_tokens\":5,\"min_tokens\":6}", MR_SHAPE_CHAT, "min_tokens", "more than max_tokens");
   good("{\"n\":2,\"best_of\":2}", MR_SHAPE_COMPLETION);
   bad("{\"n\":2,\"best_of\":1}", MR_SHAPE_COMPLETION, "best_of", "not below n");

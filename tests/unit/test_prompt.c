@@ -5,6 +5,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "io/mem.h"
 #include "src/prompt.h"
 #include "unzipped.h"
 #include "vocab_builder.h"
@@ -12,11 +13,9 @@
 enum { BOS = 264, IM_END = 265 }; /* of bpe_parts */
 
 /* A file with the small byte-level vocabulary and the template `source` (NULL: none). */
-static mr_prompter *small_model(const char *source, int add_bos, const char *tool_source) {
+static const char *small_file(const char *source, int add_bos, const char *tool_source) {
   build b = {0};
   vocab_parts v = bpe_parts();
-  mr_prompter *p = NULL;
-  mr_err e = MR_ERR_INIT;
   v.add_bos = add_bos;
   v.eos = IM_END;
   v.name = "small";
@@ -26,7 +25,13 @@ static mr_prompter *small_model(const char *source, int add_bos, const char *too
     build_str(&b, "tokenizer.chat_template", source);
   if (tool_source)
     build_str(&b, "tokenizer.chat_template.tool_use", tool_source);
-  const char *path = build_file(&b);
+  return build_file(&b);
+}
+
+static mr_prompter *small_model(const char *source, int add_bos, const char *tool_source) {
+  mr_prompter *p = NULL;
+  mr_err e = MR_ERR_INIT;
+  const char *path = small_file(source, add_bos, tool_source);
   if (mr_prompter_open(&p, path, &e))
     fail_msg("%s", e.text);
   build_remove(path);
@@ -116,6 +121,26 @@ static void the_template_for_tools(void **state) {
   json_decref(none);
 }
 
+/* Without memory for a template the model does not open: another one would answer in its place. */
+static void out_of_memory_is_no_other_template(void **state) {
+  (void)state;
+  json_t *tools = json_pack("[{s:s}]", "type", "function");
+  const char *path = small_file("he", 0, "ll");
+  for (int n = 0; n < 2000; n++) { /* past the last allocation */
+    mr_prompter *p;
+    mr_err e = MR_ERR_INIT;
+    mr_mem_fail_after(n);
+    mr_code rc = mr_prompter_open(&p, path, &e);
+    mr_mem_fail_after(-1);
+    assert_true(rc == MR_OK || rc == MR_E_NOMEM);
+    if (!rc)
+      assert_string_equal(chat_ids(p, "x", tools, NULL), "257");
+    mr_prompter_close(p);
+  }
+  build_remove(path);
+  json_decref(tools);
+}
+
 static void texts_and_continuations(void **state) {
   mr_prompter *p = small_model(NULL, 1, NULL);
   mr_ids ids = {0};
@@ -163,7 +188,6 @@ static void what_a_model_lacks(void **state) {
   mr_err e = MR_ERR_INIT;
   (void)state;
   assert_non_null(strstr(chat_ids(p, "x", NULL, NULL), "no chat template"));
-  assert_null(mr_prompter_template_source(p));
   assert_int_equal(mr_prompter_context(p), 128);
   assert_int_equal(mr_prompter_vocab_size(p), mr_vocab_size(mr_prompter_vocab(p)));
   assert_string_equal(mr_prompter_name(p), "model");
@@ -278,6 +302,7 @@ int main(void) {
       cmocka_unit_test(there_is_one_bos),
       cmocka_unit_test(variables_of_a_template),
       cmocka_unit_test(the_template_for_tools),
+      cmocka_unit_test(out_of_memory_is_no_other_template),
       cmocka_unit_test(texts_and_continuations),
       cmocka_unit_test(names),
       cmocka_unit_test(what_a_model_lacks),

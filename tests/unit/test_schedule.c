@@ -229,12 +229,15 @@ static void kinds_of_rows_take_turns(void **state) {
  */
 static void neighbours_do_not_take_turns(void **state) {
   (void)state;
-  const int lengths[] = {100, 100, 900, 100, 100}, outputs[] = {4, 15, 7, 8, 5};
-  const int want[] = {1, 3, 2, 0, 4};
+  const int lengths[] = {100, 100, 900, 100, -1, 100}, outputs[] = {4, 15, 7, 8, 0, 5};
+  const int want[] = {4, 1, 3, 2, 0, 5};
   row_outputs = outputs;
-  mr_plan *p = plan_of(lengths, 5);
+  mr_plan *p = plan_of(lengths, 6);
   row_outputs = NULL;
-  order_is(p, NULL, want, 5);
+  order_is(p, NULL, want, 6);
+  mr_schedule *s = open_with(p, 0, NULL);
+  assert_false(mr_schedule_info_of(s).blended); /* a bad row is no kind */
+  mr_schedule_close(s);
   mr_plan_close(p);
 }
 

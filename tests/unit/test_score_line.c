@@ -63,6 +63,20 @@ static void failures(void **state) {
   assert_null(read("{\"custom_id\":null,\"id\":\"a\",\"output\":\"\"}").id);
 }
 
+/* What a plain row has beside its prompt comes back with the result, whatever it is called. */
+static void fields_of_the_input(void **state) {
+  (void)state;
+  mr_score_line l = read("{\"id\":\"a\",\"response\":\"gold\",\"output\":\"x\",\"usage\":{}}");
+  assert_false(l.failed);
+  is_output(&l, 0, "x");
+  l = read("{\"id\":\"a\",\"response\":{\"body\":{\"choices\":[]}},\"output\":\"x\",\"usage\":{}}");
+  assert_int_equal(l.n_outputs, 1);
+  is_output(&l, 0, "x");
+  l = read("{\"id\":\"a\",\"error\":{\"code\":1},\"best\":2,\"usage\":{}}");
+  assert_false(l.failed);
+  assert_int_equal(mr_score_line_best(&l, false), 2);
+}
+
 static void choices(void **state) {
   (void)state;
   mr_score_line l = read("{\"id\":\"a\",\"best\":2,\"best_normalized\":0}");
@@ -130,8 +144,11 @@ static void odd(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(forms), cmocka_unit_test(failures),
-                                     cmocka_unit_test(choices), cmocka_unit_test(probabilities),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(forms),
+                                     cmocka_unit_test(failures),
+                                     cmocka_unit_test(fields_of_the_input),
+                                     cmocka_unit_test(choices),
+                                     cmocka_unit_test(probabilities),
                                      cmocka_unit_test(odd)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -85,6 +85,10 @@ static void numbers(void **state) {
                    "-3"));
   assert_true(same("-$5", "-5"));
   assert_true(same("pages 3-5", "5")); /* a dash */
+  assert_true(same("caf\xC3\xA9-5", "5"));
+  assert_true(same("\xE4\xB8\x96-5", "5"));
+  assert_true(same("\xE2\x82\xAA-5", "-5")); /* a sign of money, whose last byte looks like a letter
+                                              */
   assert_true(same("0.0500", ".05"));
   assert_true(same("12e2 units", "1200"));
   assert_true(same("0", "-0.0"));

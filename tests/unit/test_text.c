@@ -127,6 +127,8 @@ static void nearest_name(void **state) {
   assert_string_equal(mr_nearest("--max-tokns", names, 4), "--max-tokens");
   assert_string_equal(mr_nearest("--thread", names, 4), "--threads");
   assert_null(mr_nearest("--zzzzzzzzzz", names, 4));
+  static const char *const one[] = {"n"};
+  assert_null(mr_nearest("x", one, 1)); /* nothing of it is the same */
 }
 
 int main(void) {
