@@ -18,7 +18,7 @@
 
 #include "io/gguf.h"
 
-#define MR_GGUF_NAME 64 /* bytes of a tensor's name with a NUL: the format's limit */
+#define MR_GGUF_NAME 65 /* bytes of a tensor's name (the format's limit is 64), and a NUL */
 
 typedef struct mr_gguf_writer mr_gguf_writer;
 

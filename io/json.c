@@ -168,11 +168,15 @@ json_t *mr_json_parse_lossy(const char *s, size_t len) {
   return load(s, len, strict | JSON_DECODE_INT_AS_REAL, NULL);
 }
 
+size_t mr_json_bom(const char *s, size_t len) {
+  return len >= 3 && !memcmp(s, "\xEF\xBB\xBF", 3) ? 3 : 0;
+}
+
 json_t *mr_json_read(const char *path, size_t limit, mr_err *err) {
   mr_text t = {0};
   json_t *v = NULL;
   if (mr_slurp_file(path, limit, &t, err) == MR_OK) {
-    size_t bom = t.len >= 3 && !memcmp(t.data, "\xEF\xBB\xBF", 3) ? 3 : 0;
+    size_t bom = mr_json_bom(t.data, t.len);
     v = mr_json_parse(t.len ? t.data + bom : "", t.len - bom, NULL, err);
     if (!v && err && !err->file[0])
       mr_err_place(err, path, err->line, err->offset);

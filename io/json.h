@@ -33,6 +33,8 @@ json_t *mr_json_parse(const char *s, size_t len, bool *too_big, mr_err *err);
 /* The same, but an integer beyond 64 bits becomes a real: only to find out which value was wrong.
  */
 json_t *mr_json_parse_lossy(const char *s, size_t len);
+/* Bytes of a byte order mark that the text begins with: 3, or 0. */
+size_t mr_json_bom(const char *s, size_t len);
 /* A whole file (at most `limit` bytes): MR_E_NOINPUT, MR_E_DATA with file and line. */
 json_t *mr_json_read(const char *path, size_t limit, mr_err *err);
 

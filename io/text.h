@@ -41,7 +41,8 @@ int64_t mr_utf8_valid(const char *s, size_t len);
 int mr_utf8_next(const char *s, size_t len, uint32_t *code_point);
 size_t mr_utf8_whole(const char *s, size_t len);
 
-/* base64 (RFC 4648, padding required) of s appended to t; false if s is not base64. */
+/* base64 (RFC 4648, padding required) of s appended to t; false if s is not base64, or no memory
+ * was left (then t->failed). */
 bool mr_base64_decode(const char *s, size_t len, mr_text *t);
 
 /* "512", "8KiB", "1.5GiB" → bytes; "90", "90s", "15m", "2h", "1d" → seconds; "HH:MM" → minutes of

@@ -53,25 +53,48 @@ const mr_gguf_tensor *mr_weights_find(const mr_weights *w, const char *name) {
   return w->st ? mr_safetensors_find(w->st, name) : mr_gguf_find_tensor(w->gguf, name);
 }
 
-mr_code mr_weights_digest(const mr_weights *w, char out[33], mr_err *err) {
-  char config[4096], hex[MR_HASH_HEX];
-  if (w->gguf)
-    return mr_gguf_digest(w->gguf, out, err);
-  if (snprintf(config, sizeof config, "%s/config.json", w->path) >= (int)sizeof config)
-    return mr_err_at(err, MR_E_NOINPUT, w->path, 0, -1, "the path is too long");
-  mr_code rc = mr_hash_file(config, hex, NULL, err);
+/* The name and digest of a file of the directory; nothing where it is not there and need not be. */
+static mr_code add_file(mr_hasher *h, const char *dir, const char *name, bool needed, mr_err *err) {
+  char path[4096], hex[MR_HASH_HEX];
+  mr_err own = MR_ERR_INIT;
+  if (snprintf(path, sizeof path, "%s/%s", dir, name) >= (int)sizeof path)
+    return mr_err_at(err, MR_E_NOINPUT, dir, 0, -1, "the path is too long");
+  mr_code rc = mr_hash_file(path, hex, NULL, &own);
+  if (rc == MR_E_NOINPUT && !needed)
+    return MR_OK;
   if (rc)
-    return rc;
-  mr_hasher *h = mr_hasher_new();
-  if (!h)
-    return mr_err_at(err, MR_E_NOMEM, w->path, 0, -1, "no memory");
+    return mr_err_at(err, rc, path, 0, -1, "%s", own.text);
+  mr_hasher_add(h, name, strlen(name));
   mr_hasher_add(h, hex, MR_HASH_HEX - 1);
-  for (size_t i = 0; i < mr_safetensors_n_files(w->st); i++) {
+  return MR_OK;
+}
+
+/* All of a directory that its results depend on: what a text becomes and where it ends, too. */
+static mr_code add_directory(mr_hasher *h, const mr_weights *w, mr_err *err) {
+  static const char *const others[] = {
+      "tokenizer.json",          "tokenizer_config.json",
+      "special_tokens_map.json", "generation_config.json",
+      "chat_template.jinja",     "additional_chat_templates/tool_use.jinja"};
+  mr_code rc = add_file(h, w->path, "config.json", true, err);
+  for (size_t i = 0; i < sizeof others / sizeof *others && !rc; i++)
+    rc = add_file(h, w->path, others[i], false, err);
+  for (size_t i = 0; i < mr_safetensors_n_files(w->st) && !rc; i++) {
     uint64_t bytes;
     const uint8_t *p = mr_safetensors_file(w->st, i, &bytes);
     mr_hasher_add(h, p, (size_t)bytes);
   }
-  mr_hasher_hex(h, out);
+  return rc;
+}
+
+mr_code mr_weights_digest(const mr_weights *w, char out[33], mr_err *err) {
+  if (w->gguf)
+    return mr_gguf_digest(w->gguf, out, err);
+  mr_hasher *h = mr_hasher_new();
+  if (!h)
+    return mr_err_at(err, MR_E_NOMEM, w->path, 0, -1, "no memory");
+  mr_code rc = add_directory(h, w, err);
+  if (!rc)
+    mr_hasher_hex(h, out);
   mr_hasher_free(h);
-  return MR_OK;
+  return rc;
 }

@@ -28,8 +28,8 @@ size_t mr_weights_n(const mr_weights *w);
 const mr_gguf_tensor *mr_weights_at(const mr_weights *w, size_t i); /* one array: at(0) + i */
 const mr_gguf_tensor *mr_weights_find(const mr_weights *w, const char *name); /* NULL: absent */
 
-/* xxh3-128 of all files' bytes (of a directory: config.json, then the tensors' files) as 32 hex
- * digits and a NUL. */
+/* xxh3-128 of all files' bytes (of a directory: config.json, those of the tokenizer and the chat
+ * templates, then the tensors' files) as 32 hex digits and a NUL. */
 mr_code mr_weights_digest(const mr_weights *w, char out[33], mr_err *err);
 
 #endif

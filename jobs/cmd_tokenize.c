@@ -184,7 +184,7 @@ static mr_code get_text(json_t *line, mr_text *text, mr_err *err) {
     return mr_err_set(err, MR_E_DATA, "a line is an object with either \"text\" or \"text_b64\"");
   if (plain)
     mr_text_add(text, json_string_value(v), json_string_length(v));
-  else if (!mr_base64_decode(json_string_value(v), json_string_length(v), text))
+  else if (!mr_base64_decode(json_string_value(v), json_string_length(v), text) && !text->failed)
     return mr_err_set(err, MR_E_DATA, "\"text_b64\" is not base64");
   return text->failed ? mr_err_set(err, MR_E_NOMEM, "out of memory") : MR_OK;
 }

@@ -26,7 +26,7 @@ typedef struct mr_job_identity {
   char job_id[MR_HASH_HEX];
   int64_t created;                  /* first start, seconds since 1970 */
   char input_digest[MR_HASH_HEX];   /* of the decompressed text of all inputs in order */
-  char model_digest[MR_HASH_HEX];   /* of the model file's bytes */
+  char model_digest[MR_HASH_HEX];   /* of the model's files */
   char options_digest[MR_HASH_HEX]; /* of `options`, dumped with sorted keys */
   char numerics[160]; /* what the bits of a result depend on beside the model: mode, isa, ... */
   uint64_t rows;      /* of this shard, or of the job */

@@ -186,6 +186,8 @@ static void read_experts(mr_config *c, reader *r) {
   if (whole(r, "expert_shared_count", 0, 64, &shared))
     c->d_shared = shared * c->d_expert;
   whole(r, "expert_shared_feed_forward_length", 0, MAX_FF, &c->d_shared);
+  if (c->d_shared > MAX_FF)
+    FAIL(r, "shared experts of %d values together are too wide (at most %d)", c->d_shared, MAX_FF);
   real(r, "expert_weights_scale", 0, true, &c->route_scale);
   mr_gguf_bool(r->g, key_of(r, "expert_weights_norm"), &c->arch.renorm, &r->e);
 }

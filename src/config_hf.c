@@ -268,8 +268,11 @@ static void read_scaling(reader *r) {
 static void find_rope(reader *r) {
   mr_config *c = r->c;
   const json_t *p = get(r->j, "rope_parameters rope_scaling");
-  if (!p && c->arch.rope_default)
+  if (!p && c->arch.rope_default) {
     p = r->own = mr_json_load(c->arch.rope_default, strlen(c->arch.rope_default));
+    if (!p)
+      mr_err_at(&r->e, MR_E_NOMEM, r->path, 0, -1, "no memory");
+  }
   const json_t *full = get(p, "full_attention"), *local = get(p, "sliding_attention");
   r->rope = full ? full : p;
   real(r, "rope_theta rotary_emb_base", &c->rope_base);
@@ -318,7 +321,9 @@ static void read_rope(reader *r) {
   if (partial != usual && c->arch.partial == 0)
     FAIL(r, "partial_rotary_factor is %g, but architecture %s rotates whole heads", (double)partial,
          c->arch.name);
-  if (!c->arch.mla) {
+  if (!(partial >= 0) || partial > 1)
+    FAIL(r, "partial_rotary_factor is %g; it must be from 0 to 1", (double)partial);
+  else if (!c->arch.mla) {
     c->rope_dims = (int)((float)c->head_dim * partial);
     whole(r, "rotary_dim rotary_ndims", 2, MAX_HEAD_DIM, &c->rope_dims);
   }
@@ -597,6 +602,8 @@ static void read_experts(reader *r) {
   else if (c->arch.route_input)
     c->d_shared = c->d_expert;
   whole(r, "shared_expert_intermediate_size shared_intermediate_size", 0, MAX_FF, &c->d_shared);
+  if (c->d_shared > MAX_FF)
+    FAIL(r, "shared experts of %d values together are too wide (at most %d)", c->d_shared, MAX_FF);
   c->arch.renorm = flag(r->j, "norm_topk_prob", c->arch.renorm);
   read_mixing(r);
   real(r, "routed_scaling_factor router_scaling_factor", &c->route_scale);
@@ -626,6 +633,8 @@ static void read_quantization(reader *r) {
   if (q && !known[i])
     FAIL(r, "quantization \"%.32s\" is not supported (gptq, awq, compressed-tensors, fp8)", method);
   r->c->gptq_v2 = !strcmp(text(q, "checkpoint_format"), "gptq_v2");
+  if (block && json_array_size(block) != 2)
+    FAIL(r, "weight_block_size must be two whole numbers, of rows and of columns");
   for (size_t k = 0; k < 2; k++)
     whole_of(r, json_array_get(block, k), "weight_block_size", 1, 1 << 20, &r->c->quant_block[k]);
 }

@@ -48,10 +48,14 @@ static mr_code read_json(const mr_hf_dir *d, const char *name, size_t limit, jso
   *out = NULL;
   mr_code c = read_file(d, name, limit, &path, &t, err);
   if (!c && t.data) {
-    *out = mr_json_parse(t.data, t.len, &too_big, &own);
+    size_t bom = mr_json_bom(t.data, t.len);
+    *out = mr_json_parse(t.data + bom, t.len - bom, &too_big, &own);
+    mr_json_ran_out();
     if (!*out && too_big)
-      *out = mr_json_parse_lossy(t.data, t.len);
-    if (!*out)
+      *out = mr_json_parse_lossy(t.data + bom, t.len - bom);
+    if (!*out && mr_json_ran_out())
+      c = mr_hf_no_memory(err);
+    else if (!*out)
       c = mr_err_at(err, own.code ? own.code : MR_E_DATA, path.data, own.line, own.offset, "%s",
                     own.text);
     else if (!json_is_object(*out))

@@ -61,7 +61,9 @@ static mr_code read_charsmap(const json_t *o, mr_hf_step *s, mr_err *err) {
   mr_code c = MR_OK;
   if (!json_is_string(map) ||
       !mr_base64_decode(json_string_value(map), json_string_length(map), &raw))
-    c = mr_err_set(err, MR_E_DATA, "normalizer Precompiled: precompiled_charsmap is not base64");
+    c = raw.failed ? mr_hf_no_memory(err)
+                   : mr_err_set(err, MR_E_DATA,
+                                "normalizer Precompiled: precompiled_charsmap is not base64");
   if (!c)
     c = mr_charsmap_check(raw.data ? raw.data : "", raw.len, err);
   if (c) {
@@ -82,7 +84,7 @@ mr_code mr_hf_read_norm(mr_hf *h, const json_t *o, int depth, mr_err *err) {
     return read_sequence(h, o, depth, err);
   mr_hf_step *s = mr_hf_step_add(&h->norm, kind, err);
   if (!s)
-    return MR_E_DATA;
+    return err->code;
   switch (kind) {
   case STRIP:
     s->flags = (mr_hf_flag(o, "strip_left", true) ? LEFT : 0) |
@@ -352,17 +354,22 @@ static void turn(mr_hf_work *w) {
   clear(&w->spare, w->text.marked);
 }
 
+/* Memory ran out while it was written: its marks may end before it does. */
+static bool lost(const mr_hf_text *t) {
+  return t->s.failed || t->plain.failed;
+}
+
 static void bert(mr_hf_work *w, const mr_hf_step *step) {
   runner r = {&w->text, &w->spare, SIZE_MAX};
   if (step->flags & CLEAN)
     each(&r, step, clean), turn(w);
-  if (step->flags & CHINESE)
+  if (step->flags & CHINESE && !lost(&w->text))
     each(&r, step, space_chinese), turn(w);
-  if (step->flags & ACCENTS) {
+  if (step->flags & ACCENTS && !lost(&w->text))
     to_form(&r, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE), turn(w);
+  if (step->flags & ACCENTS && !lost(&w->text))
     each(&r, step, no_accent), turn(w);
-  }
-  if (step->flags & LOWER)
+  if (step->flags & LOWER && !lost(&w->text))
     each(&r, step, lower), turn(w);
 }
 
@@ -421,10 +428,12 @@ mr_code mr_hf_normalize(const mr_hf *h, mr_hf_work *w, mr_err *err) {
   mr_code c = MR_OK;
   for (size_t i = 0; !c && i < h->norm.n && w->text.s.len; i++) {
     c = run(&h->norm.s[i], w, limit, err);
+    if (lost(&w->text))
+      break;
     if (!c && w->text.s.len > limit)
       c = mr_hf_grown(err);
   }
-  if (!c && (w->text.s.failed || w->text.plain.failed))
+  if (!c && lost(&w->text))
     c = mr_hf_no_memory(err);
   return c;
 }

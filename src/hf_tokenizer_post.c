@@ -177,7 +177,7 @@ mr_code mr_hf_read_dec(mr_hf *h, const json_t *o, int depth, mr_err *err) {
     return read_steps(h, o, depth, err);
   mr_hf_step *s = mr_hf_step_add(&h->dec, kind, err);
   if (!s)
-    return MR_E_DATA;
+    return err->code;
   const char *scheme;
   switch (kind) {
   case D_METASPACE:

@@ -117,7 +117,7 @@ mr_code mr_hf_read_pre(mr_hf *h, const json_t *o, int depth, mr_err *err) {
     return read_sequence(h, o, depth, err);
   mr_hf_step *s = mr_hf_step_add(&h->pre, kind, err);
   if (!s)
-    return MR_E_DATA;
+    return err->code;
   return read_step(o, s, err);
 }
 

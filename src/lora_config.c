@@ -220,8 +220,7 @@ void mr_lora_config_free(mr_lora_config *c) {
 
 static bool fits(mr_lora_config *c, const mr_regex *re, const char *module) {
   mr_match m = {0};
-  mr_err ignored = MR_ERR_INIT;
-  return mr_regex_next(re, &c->scratch, module, strlen(module), &m, &ignored) > 0;
+  return mr_regex_next(re, &c->scratch, module, strlen(module), &m, &c->failed) > 0;
 }
 
 bool mr_lora_config_targets(mr_lora_config *c, const char *module, int layer) {

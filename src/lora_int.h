@@ -25,12 +25,14 @@ typedef struct mr_lora_config {
   json_t *layers;     /* layers_to_transform as a list; NULL: all */
   json_t *parameters; /* target_parameters: a list of names; NULL: none */
   mr_regex_scratch scratch;
+  mr_err failed; /* an expression that could not be tried: what was answered then is void */
 } mr_lora_config;
 
 /* Refuses what would compute something else. */
 mr_code mr_lora_config_read(mr_lora_config *c, const char *path, mr_err *err);
 void mr_lora_config_free(mr_lora_config *c);
-/* Whether target_modules and layers_to_transform name the module. */
+/* These three look for expressions: see `failed` after them.
+ * Whether target_modules and layers_to_transform name the module. */
 bool mr_lora_config_targets(mr_lora_config *c, const char *module, int layer);
 /* Whether target_parameters names the parameter ("...mlp.experts.down_proj"). */
 bool mr_lora_config_parameter(const mr_lora_config *c, const char *name);

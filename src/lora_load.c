@@ -196,6 +196,14 @@ static void name_target(const loader *d, target *t, const char *module) {
   t->stem = mr_names_module(module, &t->layer, &t->item);
 }
 
+/* False: the configuration's expressions could not be tried. */
+static bool searched(loader *d) {
+  const mr_err *e = &d->config.failed;
+  if (!d->rc && e->code)
+    d->rc = mr_err_at(d->err, e->code, d->path, 0, -1, "%s", e->text);
+  return !d->rc;
+}
+
 /* rows: of B; 0: not known. */
 static bool find_target(loader *d, target *t, const char *module, int64_t rows) {
   mr_model *m = d->l->m;
@@ -215,10 +223,16 @@ static bool find_target(loader *d, target *t, const char *module, int64_t rows) 
     FAIL(d, "ensure_weight_tying is set, which is not supported where %.200s is changed", module);
   else if (t->parameter && !t->fused && m->c.arch.hf_columns && t->layer >= 0)
     FAIL(d, "%.200s in target_parameters is stored transposed, which is not supported", t->key);
-  else if (!t->parameter && !mr_lora_config_targets(&d->config, module, t->layer))
+  else if (!t->parameter && !mr_lora_config_targets(&d->config, module, t->layer) && searched(d))
     FAIL(d, "module %.200s has weights, but target_modules or layers_to_transform do not name it",
          module);
   return !d->rc;
+}
+
+/* Rank and factor of a module. False: they could not be found. */
+static bool measures(loader *d, const char *key, int *rank, float *scale) {
+  mr_lora_config_module(&d->config, key, rank, scale);
+  return searched(d);
 }
 
 /* ------------------------------------------------------------------ values */
@@ -468,7 +482,8 @@ static void take_pair(loader *d, const tensor *x, const char *to) {
     FAIL(d, "module %.200s is the embedding, which has lora_embedding_A and _B", x->module);
     return;
   }
-  mr_lora_config_module(&d->config, t.key, &rank, &scale);
+  if (!measures(d, t.key, &rank, &scale))
+    return;
   if (t.fused)
     add_experts(d, &t, x->t, b, rank, scale);
   else
@@ -486,7 +501,8 @@ static void take_embedding(loader *d, const tensor *x) {
     FAIL(d, "module %.200s is not the embedding", x->module);
     return;
   }
-  mr_lora_config_module(&d->config, x->module, &rank, &scale);
+  if (!measures(d, x->module, &rank, &scale))
+    return;
   mr_lora_embed *e = &d->l->embed[d->adapter];
   float *a = values(d, x->t, rank, vocab, true), *b = a ? values(d, tb, dims, rank, true) : NULL;
   if (b) {
@@ -537,8 +553,9 @@ static void take_lora_bias(loader *d, const tensor *x) {
     FAIL(d, "module %.200s has no bias", x->module);
     return;
   }
+  if (!measures(d, t.key, &rank, &scale))
+    return;
   float *b = values(d, x->t, 1, t.rows_all, true);
-  mr_lora_config_module(&d->config, t.key, &rank, &scale);
   if (b)
     add_bias(d, &t, b, scale);
   mr_mem_free(b);

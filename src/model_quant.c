@@ -47,7 +47,8 @@ static bool take_scales(mr_loader *l, mr_quant *q, const char *stem, const char 
       FAIL(l, MR_E_DATA, "%s%s of layer %d is missing or of a wrong type", stem, ext, l->layer);
     return false;
   }
-  if (t->dims[0] > q->k + q->n || t->dims[1] > q->k + q->n)
+  int64_t most = (int64_t)q->k + q->n;
+  if (t->dims[0] > most || t->dims[1] > most)
     FAIL(l, MR_E_DATA, "%s%s of layer %d is larger than its matrix", stem, ext, l->layer);
   if (l->rc)
     return false;
@@ -183,10 +184,11 @@ void mr_load_scales(mr_loader *l, mr_matrix *w, const char *stem) {
   if (!q || !take_scales(l, q, stem, ext))
     return;
   const int *block = l->m->c.quant_block;
-  bool blocks = block[0] > 0 && q->rows * q->cols > 1 && (q->cols > 1 || inverse);
+  bool one = q->rows == 1 && q->cols == 1;
+  bool blocks = block[0] > 0 && !one && (q->cols > 1 || inverse);
   q->block_n = blocks ? block[0] : q->rows == 1 ? w->n : 1;
   q->block_k = blocks ? block[1] : (w->k + q->cols - 1) / q->cols;
-  if (inverse && !blocks && q->rows * q->cols > 1)
+  if (inverse && !blocks && !one)
     q->block_n = (w->n + q->rows - 1) / q->rows;
   if (q->rows != (w->n + q->block_n - 1) / q->block_n ||
       q->cols != (w->k + q->block_k - 1) / q->block_k)

@@ -1,5 +1,6 @@
 /* A directory of safetensors with quantized matrices: GPTQ, AWQ, compressed-tensors INT8, and INT8
  * with outlier columns. Packings: src/matrix.h. */
+#include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -358,8 +359,9 @@ static mr_code write_config(const job *j, mr_err *err) {
     mr_text_free(&path);
     return err->code ? err->code : no_memory(err);
   }
+  mr_json_ran_out();
   json_t *q = quantization_config(j);
-  char *dump = q && !json_object_set_new(config, "quantization_config", q)
+  char *dump = q && !mr_json_ran_out() && !json_object_set_new(config, "quantization_config", q)
                    ? mr_json_dumps(config, JSON_INDENT(2))
                    : NULL;
   mr_text_clear(&path);
@@ -381,7 +383,9 @@ static mr_code copy_file(const job *j, const char *name, mr_err *err) {
   mr_code rc = MR_OK;
   mr_text_addf(&from, "%s/%s", j->o->in, name);
   mr_text_addf(&to, "%s/%s", j->temp, name);
+  errno = 0;
   int fd = from.failed || to.failed ? -1 : mr_sys_now->open(from.data, O_RDONLY | O_CLOEXEC, 0);
+  bool absent = fd < 0 && (errno == ENOENT || errno == ENOTDIR);
   char *buf = fd >= 0 ? mr_mem_alloc(CHUNK, 1) : NULL;
   ssize_t n = 0;
   while (buf && (n = mr_sys_read_full(fd, buf, CHUNK)) > 0)
@@ -390,6 +394,8 @@ static mr_code copy_file(const job *j, const char *name, mr_err *err) {
     rc = mr_err_errno(err, MR_E_IO, from.data, "cannot read");
   else if (text.failed || from.failed || to.failed || (fd >= 0 && !buf))
     rc = no_memory(err);
+  else if (fd < 0 && !absent)
+    rc = mr_err_errno(err, MR_E_NOINPUT, from.data, "cannot open");
   else if (fd >= 0)
     rc = mr_durable_write(to.data, text.data ? text.data : "", text.len, err);
   if (fd >= 0)

@@ -37,11 +37,13 @@ static mr_out_tensor *add(maker *k, mr_out_kind kind, const char *stem, const ch
   return t;
 }
 
-/* Layer and stem of a tensor of a GGUF file. */
-static void name_parts(mr_out_tensor *t) {
+/* Layer and stem of a tensor of a GGUF file. Layers that the model has not are of none: a file may
+ * hold more of them than it says (those that guess tokens ahead). */
+static void name_parts(mr_out_tensor *t, int n_layers) {
   int layer = 0, at = 0;
-  t->layer = sscanf(t->name, "blk.%5d.%n", &layer, &at) == 1 && at > 0 ? layer : -1;
-  const char *stem = t->layer >= 0 ? t->name + at : t->name;
+  bool layered = sscanf(t->name, "blk.%5d.%n", &layer, &at) == 1 && at > 0;
+  const char *stem = layered ? t->name + at : t->name;
+  t->layer = layered && layer >= 0 && layer < n_layers ? layer : -1;
   snprintf(t->stem, sizeof t->stem, "%.*s", (int)strcspn(stem, "."), stem);
 }
 
@@ -270,7 +272,7 @@ static void from_gguf(maker *k) {
     size_t n = raw->name.len < sizeof t->name ? raw->name.len : sizeof t->name - 1;
     memcpy(t->name, raw->name.s, n);
     t->name[n] = 0;
-    name_parts(t);
+    name_parts(t, m->c.n_layers);
     t->raw = raw;
     t->dtype = raw->dtype;
     t->n_dims = raw->n_dims;

@@ -135,7 +135,8 @@ static uint32_t *by_rank(const mr_vocab *v, uint32_t *n) {
   return slots;
 }
 
-static void merges(mr_gguf_writer *w, const mr_vocab *v, const uint32_t *slots, uint32_t n) {
+/* False: no memory. */
+static bool merges(mr_gguf_writer *w, const mr_vocab *v, const uint32_t *slots, uint32_t n) {
   uint64_t count = 0;
   mr_text t = {0};
   for (uint32_t i = 0; i < n; i++)
@@ -152,7 +153,9 @@ static void merges(mr_gguf_writer *w, const mr_vocab *v, const uint32_t *slots, 
     mr_text_add(&t, b.s, b.len);
     mr_gguf_write_item_str(w, t.data ? t.data : "", t.len);
   }
+  bool ok = !t.failed;
   mr_text_free(&t);
+  return ok;
 }
 
 /* SentencePiece merges by score: the earlier the rule that makes a token, the higher. */
@@ -216,9 +219,7 @@ static mr_code tables(mr_gguf_writer *w, const source *s, int rows, const char *
   mr_gguf_write_str(w, "tokenizer.ggml.pre", pre, strlen(pre));
   texts(w, s->v, rows);
   types(w, s->v, rows, spm);
-  if (!spm)
-    merges(w, s->v, slots, n);
-  else if (!scores(w, s->v, slots, n, rows))
+  if (spm ? !scores(w, s->v, slots, n, rows) : !merges(w, s->v, slots, n))
     rc = mr_err_set(err, MR_E_NOMEM, "out of memory for the tokenizer");
   mr_mem_free(slots);
   specials(w, s, spm);

@@ -2,6 +2,7 @@
 
 #include "src/regex.h"
 
+#include <ctype.h>
 #include <pcre2.h>
 #include <string.h>
 
@@ -109,6 +110,14 @@ static mr_code property(translator *t) {
   return MR_OK;
 }
 
+/* Of the four bytes at s: how many there are before the first that is none. */
+static int hex_digits(const char *s) {
+  int n = 0;
+  while (n < 4 && isxdigit((unsigned char)s[n]))
+    n++;
+  return n;
+}
+
 static mr_code escape(translator *t) {
   char c = t->at + 1 < t->len ? t->s[t->at + 1] : 0;
   const char *as = NULL;
@@ -143,7 +152,7 @@ static mr_code escape(translator *t) {
     as = t->depth ? NULL : "[^" HEX "]";
     break;
   case 'u':
-    if (t->len - t->at < 6)
+    if (t->len - t->at < 6 || hex_digits(t->s + t->at + 2) < 4)
       return refuse(t, "\\u without four digits");
     mr_text_addf(&t->out, "\\x{%.4s}", t->s + t->at + 2);
     t->at += 6;

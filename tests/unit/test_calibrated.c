@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "io/gguf_write.h"
 #include "io/mem.h"
 #include "jobs/accuracy.h"
 #include "src/quantize.h"
@@ -345,6 +346,124 @@ static void directories_refused(void **state) {
   assert_int_equal(mr_quantize_dir(&o, &r, &err), MR_E_UNAVAILABLE); /* a file */
 }
 
+#define LONG_NAME "a.tensor.that.nobody.reads.whose.name.is.as.long.as.can.be......"
+
+/* The tiny model with a layer that it does not say it has, and a name as long as the format allows.
+ */
+static void write_extra(const char *path) {
+  static const float zeros[64 * 64];
+  const int64_t square[2] = {64, 64}, line[1] = {64};
+  mr_gguf *g;
+  mr_gguf_writer *w;
+  mr_err err = MR_ERR_INIT;
+  assert_int_equal(mr_gguf_open(&g, model, &err), MR_OK);
+  assert_int_equal(mr_gguf_write_open(&w, path, &err), MR_OK);
+  for (size_t i = 0; i < mr_gguf_n_kv(g); i++)
+    mr_gguf_write_copy(w, mr_gguf_kv_at(g, i));
+  size_t n = mr_gguf_n_tensors(g);
+  for (size_t i = 0; i < n; i++) {
+    const mr_gguf_tensor *t = mr_gguf_tensor_at(g, i);
+    char name[MR_GGUF_NAME] = "";
+    memcpy(name, t->name.s, t->name.len);
+    assert_true(mr_gguf_write_tensor(w, name, t->dtype, t->n_dims, t->dims));
+  }
+  assert_true(mr_gguf_write_tensor(w, "blk.99999.attn_q.weight", MR_F32, 2, square));
+  assert_true(mr_gguf_write_tensor(w, LONG_NAME, MR_F32, 1, line));
+  assert_int_equal(mr_gguf_write_begin(w, &err), MR_OK);
+  for (size_t i = 0; i < n; i++) {
+    const mr_gguf_tensor *t = mr_gguf_tensor_at(g, i);
+    assert_int_equal(mr_gguf_write_data(w, t->data, t->bytes, &err), MR_OK);
+  }
+  assert_int_equal(mr_gguf_write_data(w, zeros, sizeof zeros, &err), MR_OK);
+  assert_int_equal(mr_gguf_write_data(w, zeros, 64 * 4, &err), MR_OK);
+  assert_int_equal(mr_gguf_write_finish(w, &err), MR_OK);
+  mr_gguf_write_free(w);
+  mr_gguf_close(g);
+}
+
+/* Texts say nothing of layers that the model has not; they are rounded all the same. */
+static void layers_beyond_the_last(void **state) {
+  static const mr_quantize_method methods[] = {MR_METHOD_IMPORTANCE, MR_METHOD_AWQ, MR_METHOD_GPTQ};
+  (void)state;
+  write_extra(temp_path("extra.gguf"));
+  for (size_t i = 0; i < sizeof methods / sizeof *methods; i++) {
+    mr_quantize_report r;
+    mr_err err = MR_ERR_INIT;
+    mr_gguf *g;
+    mr_quantize_opts o =
+        options(temp_path("extra.gguf"), temp_path("m"), MR_Q4_1, methods[i], MR_SPARSE_NO);
+    if (mr_quantize(&o, &r, &err))
+      fail_msg("%s", err.text);
+    assert_int_equal(mr_gguf_open(&g, temp_path("m"), &err), MR_OK);
+    const mr_gguf_tensor *t = mr_gguf_find_tensor(g, "blk.99999.attn_q.weight");
+    assert_true(t && t->dtype == MR_Q4_1);
+    assert_non_null(mr_gguf_find_tensor(g, LONG_NAME));
+    mr_gguf_close(g);
+  }
+}
+
+/* A small directory, two layers, of which --type int8 and others can be written. */
+static mr_quantize_opts of_directory(char in[4200]) {
+  char *weights = realpath(data_path("tiny/hf/qwen2/model.safetensors"), NULL),
+       *config = realpath(data_path("tiny/hf/qwen2/config.json"), NULL);
+  snprintf(in, 4200, "%s", temp_path("in"));
+  mkdir(in, 0700);
+  assert_int_equal(symlink(weights, temp_path("in/model.safetensors")), 0);
+  assert_int_equal(symlink(config, temp_path("in/config.json")), 0);
+  free(weights);
+  free(config);
+  mr_quantize_opts o = options(in, temp_path("dir"), MR_F32, MR_METHOD_SMOOTH, MR_SPARSE_NO);
+  o.form = MR_FORM_INT8;
+  o.n_texts = 1;
+  return o;
+}
+
+/* A file that is there and cannot be read is not left out. */
+static void files_that_cannot_be_read(void **state) {
+  char in[4200];
+  mr_quantize_report r;
+  mr_err err = MR_ERR_INIT;
+  (void)state;
+  if (!data_path("tiny/hf/qwen2"))
+    skip();
+  mr_quantize_opts o = of_directory(in);
+  assert_int_equal(symlink("vocab.json", temp_path("in/vocab.json")), 0); /* of itself */
+  assert_int_equal(mr_quantize_dir(&o, &r, &err), MR_E_NOINPUT);
+  assert_non_null(strstr(err.file, "vocab.json"));
+  assert_int_equal(access(temp_path("dir"), F_OK), -1);
+}
+
+/* Whichever of the last allocations fails, config.json is whole or is not written. */
+static void whole_config_or_no_memory(void **state) {
+  char in[4200];
+  int64_t many = 1 << 24, total = many;
+  size_t len = 0, n = 0;
+  mr_quantize_report r;
+  mr_err err = MR_ERR_INIT;
+  (void)state;
+  if (!data_path("tiny/hf/qwen2"))
+    skip();
+  mr_quantize_opts o = of_directory(in);
+  mr_mem_fail_after(many);
+  assert_int_equal(mr_quantize_dir(&o, &r, &err), MR_OK);
+  for (void *p; (p = mr_mem_alloc(1, 1)) != NULL; total--)
+    mr_mem_free(p);
+  mr_mem_fail_after(-1);
+  char *want = read_whole(temp_path("dir/config.json"), &len);
+  for (int64_t i = total > 100 ? total - 100 : 0; i < total; i++) {
+    mr_durable_remove_tree(temp_path("dir"), NULL);
+    mr_err_clear(&err);
+    mr_mem_fail_after(i);
+    mr_code rc = mr_quantize_dir(&o, &r, &err);
+    mr_mem_fail_after(-1);
+    assert_true(rc == MR_OK || rc == MR_E_NOMEM);
+    char *got = rc ? NULL : read_whole(temp_path("dir/config.json"), &n);
+    assert_true(rc || (n == len && !memcmp(got, want, n)));
+    free(got);
+  }
+  free(want);
+}
+
 static void allocations_fail(void **state) {
   mr_code rc = MR_E_NOMEM;
   (void)state;
@@ -366,10 +485,19 @@ static void allocations_fail(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(factors_change_nothing), TEST(methods_come_nearer), TEST(sparse_matrices),
-      TEST(budget_and_threads),     TEST(directories),         TEST(latent_attention),
-      TEST(factors_of_fused_rows),  TEST(directories_refused), TEST(outliers_are_checked),
+      TEST(factors_change_nothing),
+      TEST(methods_come_nearer),
+      TEST(sparse_matrices),
+      TEST(budget_and_threads),
+      TEST(directories),
+      TEST(latent_attention),
+      TEST(factors_of_fused_rows),
+      TEST(directories_refused),
+      TEST(outliers_are_checked),
       TEST(allocations_fail),
+      TEST(layers_beyond_the_last),
+      TEST(files_that_cannot_be_read),
+      TEST(whole_config_or_no_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

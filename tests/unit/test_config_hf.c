@@ -37,11 +37,24 @@ static void defaults(void **state) {
   assert_int_equal(c.tied, -1);
 }
 
+#define REFUSED(type, more, words)                                                                 \
+  refused(                                                                                         \
+      "{\"num_hidden_layers\":2,\"hidden_size\":64,\"vocab_size\":99,\"num_attention_heads\":4,"   \
+      "\"model_type\":\"" type "\"" more "}",                                                      \
+      words)
+
 static void refuses(void **state) {
   (void)state;
   refused("{}", "model_type is missing");
   refused("{\"model_type\":\"gemma7\"}",
           "\"gemma7\" is not supported; the nearest known one is gemma");
+  REFUSED("llama", ",\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[32]}",
+          "weight_block_size must be two");
+  REFUSED("dots1",
+          ",\"n_routed_experts\":4,\"num_experts_per_tok\":2,\"n_shared_experts\":64,"
+          "\"moe_intermediate_size\":16777216",
+          "shared experts of 1073741824 values");
+  REFUSED("stablelm", ",\"partial_rotary_factor\":1e30", "partial_rotary_factor is 1e+30");
   refused("{\"model_type\":\"llama\"}", "num_hidden_layers n_layer n_layers num_layers is missing");
   refused("[1]", "model_type is missing");
   char text[600];
@@ -67,12 +80,6 @@ static mr_config read_as(const char *type, const char *more) {
     fail_msg("%s: %s", type, err.text);
   return c;
 }
-
-#define REFUSED(type, more, words)                                                                 \
-  refused(                                                                                         \
-      "{\"num_hidden_layers\":2,\"hidden_size\":64,\"vocab_size\":99,\"num_attention_heads\":4,"   \
-      "\"model_type\":\"" type "\"" more "}",                                                      \
-      words)
 
 /* Values that lie in objects of their own, or are one a layer. */
 static void particular_keys(void **state) {
@@ -179,9 +186,28 @@ static void every_allocation_may_fail(void **state) {
       mr_mem_fail_after(-1);
       if (rc == MR_OK)
         mr_model_close(m);
+      else
+        assert_int_equal(rc, MR_E_NOMEM);
       assert_int_equal(mr_mem_live(), live);
     }
   }
+}
+
+/* The rope that an architecture has where config.json is silent is not left out for want of memory.
+ */
+static void own_rope_or_no_memory(void **state) {
+  (void)state;
+  mr_config whole = read_as("apertus", ""), c;
+  mr_code rc = MR_E_NOMEM;
+  assert_true(whole.rope_factors);
+  for (int n = 0; rc != MR_OK; n++) {
+    mr_err err = MR_ERR_INIT;
+    mr_mem_fail_after(n);
+    rc = mr_config_from_dir(&c, temp_dir, &err);
+    mr_mem_fail_after(-1);
+    assert_true(rc == MR_OK || rc == MR_E_NOMEM);
+  }
+  assert_memory_equal(&c, &whole, sizeof c);
 }
 
 int main(void) {
@@ -191,6 +217,7 @@ int main(void) {
       cmocka_unit_test(particular_keys),
       cmocka_unit_test(wrong_values),
       cmocka_unit_test(every_allocation_may_fail),
+      cmocka_unit_test(own_rope_or_no_memory),
   };
   return cmocka_run_group_tests(tests, temp_begin, temp_end);
 }

@@ -9,6 +9,7 @@
 #include "io/json.h"
 #include "io/mem.h"
 #include "src/hf_tokenizer.h"
+#include "starve.h"
 
 enum { ADD = MR_TOK_ADD_SPECIAL, PARSE = MR_TOK_PARSE_SPECIAL, UP = MR_TOK_UPSTREAM };
 
@@ -366,25 +367,44 @@ static void memory_may_run_out(void **state) {
   (void)state;
   json_t *root = value(whole);
   int64_t live = mr_mem_live();
-  mr_code c = MR_E_NOMEM;
-  for (int64_t n = 0; c; n++) {
+  bool more = true;
+  for (int64_t n = 0; more; n++) {
     mr_err e = MR_ERR_INIT;
     mr_vocab *v = NULL;
     mr_ids ids = {0};
     static const uint8_t plain[12] = {1};
     mr_mem_fail_after(n);
-    c = mr_hf_open(&v, root, NULL, &e);
+    mr_code c = mr_hf_open(&v, root, NULL, &e);
     if (!c)
       c = mr_tokenizer_encode(v,
                               "\xff"
                               "ab <s>1 ba",
                               11, plain, ADD | PARSE, &ids, &e);
-    mr_mem_fail_after(-1);
+    more = starved(n);
     assert_true(c == MR_OK || c == MR_E_NOMEM);
     mr_ids_free(&ids);
     mr_vocab_close(v);
     assert_int_equal(mr_mem_live(), live);
   }
+  json_decref(root);
+}
+
+/* Base64 that found no memory is not called wrong. */
+static void no_memory_for_a_charsmap(void **state) {
+  (void)state;
+  json_t *root =
+      value("{" CHARS ",'normalizer':{'type':'Precompiled','precompiled_charsmap':'AAAA'}}");
+  mr_code c = MR_E_NOMEM;
+  for (int64_t n = 0; c == MR_E_NOMEM; n++) {
+    mr_err e = MR_ERR_INIT;
+    mr_vocab *v = NULL;
+    mr_mem_fail_after(n);
+    c = mr_hf_open(&v, root, NULL, &e);
+    mr_mem_fail_after(-1);
+    if (c != MR_E_NOMEM && !strstr(e.text, "trie"))
+      fail_msg("%s", e.text);
+  }
+  assert_int_equal(c, MR_E_DATA);
   json_decref(root);
 }
 
@@ -465,6 +485,7 @@ int main(void) {
       cmocka_unit_test(deep_nesting),
       cmocka_unit_test(growing_texts),
       cmocka_unit_test(memory_may_run_out),
+      cmocka_unit_test(no_memory_for_a_charsmap),
       cmocka_unit_test(changed_files),
       cmocka_unit_test(tiny_samples),
   };

@@ -284,6 +284,8 @@ static void test_no_memory(void **unused) {
   make_pair("model.layers.0.mlp.up_proj", TINY_FF, TINY_DIM, delta);
   free(delta);
   starve(path, write_adapter("memory", plain_config()));
+  starve(path, write_adapter("expression", "{\"peft_type\":\"LORA\",\"r\":3,\"target_modules\":"
+                                           "\"model.*up_proj\"}"));
 }
 
 /* ------------------------------------------------------------------ fused experts */
