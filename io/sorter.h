@@ -27,6 +27,11 @@
 typedef struct mr_sorter mr_sorter;
 typedef int (*mr_sorter_order)(const void *a, const void *b); /* as for qsort */
 
+/* What an order answers of two keys. */
+static inline int mr_sorter_compare(uint64_t a, uint64_t b) {
+  return (a > b) - (a < b);
+}
+
 /* `dir` is copied. memory_bytes 0: MR_SORTER_BYTES; qsort may take as much again. MR_E_NOMEM. */
 mr_code mr_sorter_open(mr_sorter **out, const char *dir, size_t record_bytes, mr_sorter_order order,
                        size_t memory_bytes, mr_err *err);

@@ -76,19 +76,15 @@ static void add_usage(reader *r, const json_t *line) {
   r->c->output_tokens += output > 0 ? (uint64_t)output : 0;
 }
 
-static int compare(uint64_t a, uint64_t b) {
-  return (a > b) - (a < b);
-}
-
 static int by_id(const void *a, const void *b) {
   const seen_id *x = a, *y = b;
-  int d = compare(x->hash[0], y->hash[0]);
-  d = d ? d : compare(x->hash[1], y->hash[1]);
-  return d ? d : compare(x->line, y->line);
+  int d = mr_sorter_compare(x->hash[0], y->hash[0]);
+  d = d ? d : mr_sorter_compare(x->hash[1], y->hash[1]);
+  return d ? d : mr_sorter_compare(x->line, y->line);
 }
 
 static int by_line(const void *a, const void *b) {
-  return compare(((const repeat *)a)->line, ((const repeat *)b)->line);
+  return mr_sorter_compare(((const repeat *)a)->line, ((const repeat *)b)->line);
 }
 
 static mr_code check_id(reader *r, const json_t *line) {

@@ -1,7 +1,5 @@
 #include "jobs/dualscan.h"
 
-#include <string.h>
-
 #include "io/mem.h"
 #include "io/sorter.h"
 
@@ -22,9 +20,8 @@ typedef struct side { /* one scan */
 } side;
 
 struct mr_dual_scan {
-  char *dir;
-  size_t memory;
-  side front, back; /* back.rows NULL: the front alone does */
+  side front, back;
+  bool blends; /* else the front alone does, and the back has no rows */
   part *parts;
   size_t n_parts, cap_parts;
   size_t part;    /* the one that is being walked through, ... */
@@ -36,31 +33,30 @@ uint32_t mr_scan_octave(int64_t n_out) {
   return n_out > 1 ? 63u - (uint32_t)__builtin_clzll((unsigned long long)n_out) : 0;
 }
 
-static int compare(uint32_t a, uint32_t b) {
-  return (a > b) - (a < b);
-}
-
 static int from_front(const void *a, const void *b) {
-  return compare(((const mr_scan_row *)a)->at, ((const mr_scan_row *)b)->at);
+  return mr_sorter_compare(((const mr_scan_row *)a)->at, ((const mr_scan_row *)b)->at);
 }
 
 static int from_back(const void *a, const void *b) {
   const mr_scan_row *x = a, *y = b;
-  int d = compare(x->part, y->part);
-  return d ? d : compare(y->at, x->at);
+  int d = mr_sorter_compare(x->part, y->part);
+  return d ? d : mr_sorter_compare(y->at, x->at);
 }
 
 /* ---------------------------------------------------------------- open */
 
+static mr_code no_memory(mr_err *err) {
+  return mr_err_set(err, MR_E_NOMEM, "out of memory for the order of the rows");
+}
+
 mr_code mr_dual_scan_open(mr_dual_scan **out, const char *dir, size_t memory_bytes, mr_err *err) {
   mr_dual_scan *d = mr_mem_alloc(1, sizeof *d);
-  mr_code rc = MR_E_NOMEM;
-  if (d && (d->dir = mr_mem_copy(dir, strlen(dir))) != NULL) {
-    d->memory = memory_bytes;
-    rc = mr_sorter_open(&d->front.rows, dir, sizeof(mr_scan_row), from_front, memory_bytes, err);
-  } else {
-    mr_err_set(err, rc, "out of memory for the order of the rows");
-  }
+  if (!d)
+    return no_memory(err);
+  mr_code rc =
+      mr_sorter_open(&d->front.rows, dir, sizeof(mr_scan_row), from_front, memory_bytes, err);
+  if (!rc)
+    rc = mr_sorter_open(&d->back.rows, dir, sizeof(mr_scan_row), from_back, memory_bytes, err);
   if (rc) {
     mr_dual_scan_close(d);
     return rc;
@@ -73,8 +69,7 @@ mr_code mr_dual_scan_add(mr_dual_scan *d, const mr_scan_row *row, mr_err *err) {
   return mr_sorter_add(d->front.rows, row, err);
 }
 
-/* *blends: rows of some part are far apart. */
-static mr_code count_parts(mr_dual_scan *d, bool *blends, mr_err *err) {
+static mr_code count_parts(mr_dual_scan *d, mr_err *err) {
   mr_scan_row r;
   part *p = NULL;
   bool more;
@@ -82,7 +77,7 @@ static mr_code count_parts(mr_dual_scan *d, bool *blends, mr_err *err) {
   while ((rc = mr_sorter_next(d->front.rows, &r, &more, err)) == MR_OK && more) {
     if (!p || r.part != p->at) {
       if (!mr_mem_grow((void **)&d->parts, &d->cap_parts, d->n_parts + 1, sizeof *d->parts))
-        return mr_err_set(err, MR_E_NOMEM, "out of memory for the order of the rows");
+        return no_memory(err);
       p = &d->parts[d->n_parts++];
       *p = (part){.at = r.part, .least = r.octave, .most = r.octave};
     }
@@ -91,7 +86,7 @@ static mr_code count_parts(mr_dual_scan *d, bool *blends, mr_err *err) {
     p->decode += r.decode;
     p->least = r.octave < p->least ? r.octave : p->least;
     p->most = r.octave > p->most ? r.octave : p->most;
-    *blends = *blends || p->most >= p->least + APART;
+    d->blends = d->blends || p->most >= p->least + APART;
   }
   return rc ? rc : mr_sorter_rewind(d->front.rows, err);
 }
@@ -100,7 +95,7 @@ static mr_code count_parts(mr_dual_scan *d, bool *blends, mr_err *err) {
 static mr_code add_back(mr_dual_scan *d, mr_err *err) {
   mr_scan_row r;
   bool more;
-  mr_code rc = mr_sorter_open(&d->back.rows, d->dir, sizeof r, from_back, d->memory, err);
+  mr_code rc = MR_OK;
   while (!rc && (rc = mr_sorter_next(d->front.rows, &r, &more, err)) == MR_OK && more)
     rc = mr_sorter_add(d->back.rows, &r, err);
   if (!rc)
@@ -109,11 +104,10 @@ static mr_code add_back(mr_dual_scan *d, mr_err *err) {
 }
 
 mr_code mr_dual_scan_sort(mr_dual_scan *d, mr_err *err) {
-  bool blends = false;
   mr_code rc = mr_sorter_sort(d->front.rows, err);
   if (!rc)
-    rc = count_parts(d, &blends, err);
-  return rc || !blends ? rc : add_back(d, err);
+    rc = count_parts(d, err);
+  return rc || !d->blends ? rc : add_back(d, err);
 }
 
 /* ---------------------------------------------------------------- both scans */
@@ -156,7 +150,7 @@ mr_code mr_dual_scan_next(mr_dual_scan *d, uint64_t *row, bool *more, mr_err *er
   mr_scan_row alone;
   mr_code rc = MR_OK;
   *more = false;
-  if (!d->back.rows) {
+  if (!d->blends) {
     rc = mr_sorter_next(d->front.rows, &alone, more, err);
     *row = !rc && *more ? alone.row : 0;
     return rc;
@@ -187,7 +181,7 @@ mr_code mr_dual_scan_rewind(mr_dual_scan *d, mr_err *err) {
   d->part = 0;
   d->prefill = d->decode = 0;
   mr_code rc = mr_sorter_rewind(d->front.rows, err);
-  return rc || !d->back.rows ? rc : mr_sorter_rewind(d->back.rows, err);
+  return rc || !d->blends ? rc : mr_sorter_rewind(d->back.rows, err);
 }
 
 uint64_t mr_dual_scan_count(const mr_dual_scan *d) {
@@ -195,7 +189,7 @@ uint64_t mr_dual_scan_count(const mr_dual_scan *d) {
 }
 
 bool mr_dual_scan_blends(const mr_dual_scan *d) {
-  return d->back.rows != NULL;
+  return d->blends;
 }
 
 void mr_dual_scan_close(mr_dual_scan *d) {
@@ -204,6 +198,5 @@ void mr_dual_scan_close(mr_dual_scan *d) {
   mr_sorter_close(d->front.rows);
   mr_sorter_close(d->back.rows);
   mr_mem_free(d->parts);
-  mr_mem_free(d->dir);
   mr_mem_free(d);
 }

@@ -57,32 +57,28 @@ typedef struct level { /* one depth, while it is worked on */
 
 /* ---------------------------------------------------------------- orders */
 
-static int compare(uint32_t a, uint32_t b) {
-  return (a > b) - (a < b);
-}
-
 static int by_row(const void *a, const void *b) {
-  return compare(((const waiting *)a)->row, ((const waiting *)b)->row);
+  return mr_sorter_compare(((const waiting *)a)->row, ((const waiting *)b)->row);
 }
 
 static int by_key(const void *a, const void *b) {
   const member *x = a, *y = b;
-  int d = compare(x->w.at, y->w.at);
-  d = d ? d : compare(x->high, y->high);
-  d = d ? d : compare(x->low, y->low);
-  return d ? d : compare(x->w.row, y->w.row);
+  int d = mr_sorter_compare(x->w.at, y->w.at);
+  d = d ? d : mr_sorter_compare(x->high, y->high);
+  d = d ? d : mr_sorter_compare(x->low, y->low);
+  return d ? d : mr_sorter_compare(x->w.row, y->w.row);
 }
 
 static int by_weight(const void *a, const void *b) {
   const group *x = a, *y = b;
-  int d = compare(x->at, y->at);
-  d = d ? d : compare(y->octave, x->octave);
-  d = d ? d : compare(y->weight, x->weight);
-  return d ? d : compare(x->first.row, y->first.row);
+  int d = mr_sorter_compare(x->at, y->at);
+  d = d ? d : mr_sorter_compare(y->octave, x->octave);
+  d = d ? d : mr_sorter_compare(y->weight, x->weight);
+  return d ? d : mr_sorter_compare(x->first.row, y->first.row);
 }
 
 static int by_number(const void *a, const void *b) {
-  return compare(((const start *)a)->number, ((const start *)b)->number);
+  return mr_sorter_compare(((const start *)a)->number, ((const start *)b)->number);
 }
 
 /* ---------------------------------------------------------------- lengths and keys */

@@ -16,6 +16,7 @@
 
 #include "kernels/avx2/avx2.h"
 #include "kernels/ref/ref.h"
+#include "kernels/simd/vec256.h"
 
 #define GROUP 64
 #define NR 16
@@ -35,12 +36,13 @@ static size_t panel_bytes(int k) {
   return (size_t)groups_of(k) * GROUP_BYTES;
 }
 
-static size_t pair_row_bytes(int k) {
-  return ((size_t)groups_of(k) * (2 * GROUP + 4) + 63) / 64 * 64;
+/* Bytes of a row's group; vnni is a constant, here and below. */
+INLINE size_t row_group(int vnni) {
+  return vnni ? GROUP : 2 * GROUP;
 }
 
-static size_t vnni_row_bytes(int k) {
-  return ((size_t)groups_of(k) * (GROUP + 4) + 63) / 64 * 64;
+INLINE size_t row_bytes(int k, int vnni) {
+  return ((size_t)groups_of(k) * (row_group(vnni) + 4) + 63) / 64 * 64;
 }
 
 /* ------------------------------------------------------------------ packing */
@@ -107,35 +109,28 @@ static float quantize(int8_t *q, const __m256 v[8]) {
   return amax / 127.0f;
 }
 
-static void pack_row_vnni(void *dst, const float *x, int k) {
+INLINE void pack_row(void *dst, const float *x, int k, int vnni) {
   int groups = groups_of(k);
-  int8_t *q = dst;
-  float *scales = (float *)(void *)(q + (size_t)groups * GROUP);
-  for (int g = 0; g < groups; g++) {
+  int8_t *to = dst, q[GROUP];
+  float *scales = (float *)(void *)(to + (size_t)groups * row_group(vnni));
+  for (int g = 0; g < groups; g++, to += row_group(vnni)) {
     __m256 v[8];
     rotate(v, x, k, g);
-    scales[g] = quantize(q + (size_t)g * GROUP, v);
-  }
-}
-
-static void pack_row_pairs(void *dst, const float *x, int k) {
-  int groups = groups_of(k);
-  int16_t *wide = dst;
-  float *scales = (float *)(void *)(wide + (size_t)groups * GROUP);
-  for (int g = 0; g < groups; g++, wide += GROUP) {
-    int8_t q[GROUP];
-    __m256 v[8];
-    rotate(v, x, k, g);
-    scales[g] = quantize(q, v);
-    for (int i = 0; i < GROUP; i += 16)
-      _mm256_storeu_si256((__m256i *)(void *)(wide + i),
+    scales[g] = quantize(vnni ? to : q, v);
+    for (int i = 0; !vnni && i < GROUP; i += 16) /* widened */
+      _mm256_storeu_si256((__m256i *)(void *)(to + 2 * i),
                           _mm256_cvtepi8_epi16(_mm_loadu_si128((__m128i *)(void *)(q + i))));
   }
 }
 
-/* step: values of a column that lie together; a constant. */
-INLINE void pack_columns(void *dst, const float *w, size_t ld, int cols, int k, int step) {
+/* Values of a column that lie together. */
+INLINE int step_of(int vnni) {
+  return vnni ? 4 : 2;
+}
+
+INLINE void pack_panel(void *dst, const float *w, size_t ld, int cols, int k, int vnni) {
   int8_t *group = dst, q[GROUP];
+  const int step = step_of(vnni);
   for (int g = 0; g < groups_of(k); g++, group += GROUP_BYTES) {
     float *scales = (float *)(void *)(group + NR * GROUP);
     memset(group, 0, GROUP_BYTES);
@@ -147,14 +142,6 @@ INLINE void pack_columns(void *dst, const float *w, size_t ld, int cols, int k, 
         memcpy(group + i * NR + c * step, q + i, (size_t)step);
     }
   }
-}
-
-static void pack_panel_pairs(void *dst, const float *w, size_t ld, int cols, int k) {
-  pack_columns(dst, w, ld, cols, k, 2);
-}
-
-static void pack_panel_vnni(void *dst, const float *w, size_t ld, int cols, int k) {
-  pack_columns(dst, w, ld, cols, k, 4);
 }
 
 /* ------------------------------------------------------------------ register tiles */
@@ -169,25 +156,14 @@ typedef struct i8_gemm { /* one panel */
   int accumulate;
 } i8_gemm;
 
-/* Vector j of a row, with bias or columns that are missing. */
-static void finish_some(const i8_gemm *g, int row, int j, __m256 v) {
-  __m256i in = _mm256_cmpgt_epi32(_mm256_set1_epi32(g->cols - 8 * j),
-                                  _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-  float *y = g->y + (size_t)row * g->ldy + 8 * j;
-  if (g->bias != NULL)
-    v = _mm256_add_ps(v, _mm256_maskload_ps(g->bias + 8 * j, in));
-  if (g->accumulate)
-    v = _mm256_add_ps(v, _mm256_maskload_ps(y, in));
-  _mm256_maskstore_ps(y, in, v);
-}
-
-/* Without them by whole vectors: masked stores are slow on AMD's CPUs. */
 INLINE void finish(const i8_gemm *g, int row, int j, __m256 v) {
-  float *y = g->y + (size_t)row * g->ldy + 8 * j;
-  if (g->bias != NULL || g->cols < NR)
-    finish_some(g, row, j, v);
-  else
-    _mm256_storeu_ps(y, g->accumulate ? _mm256_add_ps(v, _mm256_loadu_ps(y)) : v);
+  int n = g->cols - VL * j;
+  float *y = g->y + (size_t)row * g->ldy + VL * j;
+  if (g->bias != NULL)
+    v = vadd(v, vload_n(g->bias + VL * j, n));
+  if (g->accumulate)
+    v = vadd(v, vload_n(y, n));
+  vstore_n(y, v, n);
 }
 
 /* Four bytes of a row in each lane. */
@@ -211,7 +187,7 @@ INLINE __m256i dot4(__m256i sum, __m256i abs_w, __m256i w, __m256i a) {
   return sum;
 }
 
-/* One step of a group: of the columns of vector j. */
+/* One step of a group. */
 INLINE void pair_step(__m256i sum[][2], const int8_t *x, size_t stride, const int8_t *w, int rows) {
   const __m128i *half = (const __m128i *)(const void *)w;
   __m256i w0 = _mm256_cvtepi8_epi16(_mm_load_si128(half));
@@ -232,10 +208,10 @@ INLINE void vnni_step(__m256i sum[][2], const int8_t *x, size_t stride, const in
   }
 }
 
-/* The exact sums of one group, rows x NR. vnni is a constant, here and below. */
+/* The exact sums of one group, rows x NR. */
 INLINE void group_sums(__m256i sum[][2], const int8_t *x, size_t stride, const int8_t *w, int rows,
                        int cold, int vnni) {
-  int step = vnni ? 4 : 2;
+  const int step = step_of(vnni);
   UNROLL for (int i = 0; i < rows; i++) sum[i][0] = sum[i][1] = _mm256_setzero_si256();
   _Pragma("GCC unroll 4") for (int s = 0; s < GROUP / step; s++, x += 4, w += NR * step) {
     if (cold)
@@ -248,7 +224,7 @@ INLINE void group_sums(__m256i sum[][2], const int8_t *x, size_t stride, const i
 }
 
 INLINE void tile(const i8_gemm *g, int i0, int rows, int cold, int vnni) {
-  size_t group = vnni ? GROUP : 2 * GROUP;
+  const size_t group = row_group(vnni);
   const int8_t *x = g->x + (size_t)i0 * g->row_bytes, *w = g->panel;
   const float *sa = (const float *)(const void *)(x + (size_t)g->groups * group);
   __m256 y[PAIR_ROWS][2];
@@ -296,7 +272,7 @@ INLINE void any_gemm(float *y, size_t ldy, const void *x, int m, const void *w, 
       const i8_gemm g = {y + col,
                          ldy,
                          x,
-                         vnni ? vnni_row_bytes(k) : pair_row_bytes(k),
+                         row_bytes(k, vnni),
                          (const int8_t *)w + (size_t)p * panel_bytes(k),
                          groups_of(k),
                          n - col < NR ? n - col : NR,
@@ -310,24 +286,32 @@ INLINE void any_gemm(float *y, size_t ldy, const void *x, int m, const void *w, 
   }
 }
 
-static void gemm_pairs(float *y, size_t ldy, const void *x, int m, const void *w, int p0, int p1,
-                       int n, int k, const float *bias, int accumulate) {
-  any_gemm(y, ldy, x, m, w, p0, p1, n, k, bias, accumulate, 0);
-}
+#define WAYS(NAME, VNNI)                                                                           \
+  static size_t row_bytes_##NAME(int k) {                                                          \
+    return row_bytes(k, VNNI);                                                                     \
+  }                                                                                                \
+  static void pack_row_##NAME(void *dst, const float *x, int k) {                                  \
+    pack_row(dst, x, k, VNNI);                                                                     \
+  }                                                                                                \
+  static void pack_panel_##NAME(void *dst, const float *w, size_t ld, int cols, int k) {           \
+    pack_panel(dst, w, ld, cols, k, VNNI);                                                         \
+  }                                                                                                \
+  static void gemm_##NAME(float *y, size_t ldy, const void *x, int m, const void *w, int p0,       \
+                          int p1, int n, int k, const float *bias, int accumulate) {               \
+    any_gemm(y, ldy, x, m, w, p0, p1, n, k, bias, accumulate, VNNI);                               \
+  }                                                                                                \
+  static const mr_gemm_ops NAME = {                                                                \
+      NR, 128, panel_bytes, row_bytes_##NAME, pack_panel_##NAME, pack_row_##NAME, gemm_##NAME};
 
-static void gemm_vnni(float *y, size_t ldy, const void *x, int m, const void *w, int p0, int p1,
-                      int n, int k, const float *bias, int accumulate) {
-  any_gemm(y, ldy, x, m, w, p0, p1, n, k, bias, accumulate, 1);
-}
+WAYS(pairs, 0)
+WAYS(vnni, 1)
 
 void mr_k_fill_avx2_i8(mr_kernels *k) {
-  k->gemm[MR_SCHEME_I8] = (mr_gemm_ops){
-      NR, 128, panel_bytes, pair_row_bytes, pack_panel_pairs, pack_row_pairs, gemm_pairs};
+  k->gemm[MR_SCHEME_I8] = pairs;
 }
 
 void mr_k_fill_avxvnni(mr_kernels *k) {
   mr_k_fill_avx2(k);
   k->name = "avxvnni";
-  k->gemm[MR_SCHEME_I8] = (mr_gemm_ops){
-      NR, 128, panel_bytes, vnni_row_bytes, pack_panel_vnni, pack_row_vnni, gemm_vnni};
+  k->gemm[MR_SCHEME_I8] = vnni;
 }
